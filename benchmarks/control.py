@@ -186,7 +186,7 @@ def main() -> int:
     parser = parser_of("control", __doc__, 5, data=False)
     parser.add_argument("--only", choices=PARTS)
     parser.add_argument("--seconds", type=float, default=130.0, help="of a run of four jobs at the store's full rate")
-    parser.add_argument("--policies", default="none,static,max-min", help="static takes twice as long")
+    parser.add_argument("--policies", default="none,max-min")
     parser.add_argument("--data", help="a folder on a disk. Default: a temporary one")
     options = parser.parse_args()
     # Ended from outside, it must not leave a disk mounted.

@@ -34,7 +34,7 @@ bytes_per_s = 2e5
 
 
 def _join(address: PlaneAddress, clients: int) -> list[Session]:
-    words = {"do": "join", "node": "node", "holds": None}
+    words = {"do": "join", "node": "node"}
     return [
         Session(
             address,

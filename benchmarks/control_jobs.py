@@ -51,7 +51,7 @@ def work(path: str, nbytes: int) -> int:
 
 def jobs(path: str, folder: Path, device: str, policy: str, total: float, stagger_s: float) -> dict[str, Any]:
     """total : bytes of all jobs together; policy : "" without a plane. Per job the bytes of each window of a second."""
-    rules = f'policy = "{policy}"\nlease_s = 5\n[store]\nbytes_per_s = {STORE}\n' + "".join(
+    rules = f'lease_s = 5\n[store]\nbytes_per_s = {STORE}\n' + "".join(
         f'[[job]]\nname = "job{k}"\nbytes_per_s = {part * STORE}\n' for k, (part, _) in enumerate(JOBS)
     )
     epochs = sum(each for _, each in JOBS)

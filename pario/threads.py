@@ -269,6 +269,12 @@ class Workers:
                 self._urgent.popleft()()
 
 
+def lanes(name: str, **most: int) -> dict[str, Workers]:
+    """Pools beside each other, of one owner: lane -> that number of threads at most, named "NAME-LANE-0": `py-spy dump`
+    tells what each is for. A unit of one lane may wait for those of another one, which has threads of its own."""
+    return {lane: Workers(f"{name}-{lane}", n) for lane, n in most.items()}
+
+
 def _nothing() -> None:
     """Stands in the queue for an urgent unit."""
 

@@ -322,7 +322,7 @@ AFTER: dict[tuple[str, str], Step] = {
     ("docs/decoders.md", "@pario.decode.kernel"): batches,
     ("docs/order.md", "loader ="): batches,
     ("docs/packing.md", '"""Values of a dataset'): script_of_packed,
-    ("docs/sharing-a-store.md", "policy ="): read_rules,
+    ("docs/sharing-a-store.md", "lease_s ="): read_rules,
     ("docs/tiers.md", "import pario"): batches,
     ("docs/your-dataset.md", "import pario"): batches,
 }

@@ -12,7 +12,6 @@ import pytest
 from launch import run_job
 
 from pario.cli import main
-from pario.commands.run import _missing
 
 HOUSE = Path(__file__).resolve().parents[1]
 
@@ -109,24 +108,6 @@ def test_exit_status_and_errors_are_the_scripts(folder: Path) -> None:
     assert "raises.py" in said
 
 
-@pytest.fixture
-def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """What `launch` would have started."""
-    started: list[object] = []
-
-    def start(words: list[str], **_: object) -> object:
-        started.append(words)
-        return subprocess.CompletedProcess(words, 0)
-
-    def find() -> tuple[list[str], str]:
-        started.append("the probe of mpiexec")
-        return ["mpiexec"], ""
-
-    monkeypatch.setattr("pario.commands.mpiexec.find_mpiexec", find)
-    monkeypatch.setattr("subprocess.run", start)
-    return started
-
-
 @pytest.mark.parametrize(
     ("words", "why"),
     [
@@ -136,71 +117,27 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         (["-m", "package.none"], "there is no module 'package.none'"),
         (["-m", "script.none"], "there is no module 'script.none'"),
         (["-m", "package"], "there is no module 'package.__main__'"),
-        (["-m", ".package"], "there is no module '.package'"),
-        (["-m", "raising.none"], "there is no module 'raising.none'"),
     ],
 )
-@pytest.mark.parametrize("ranks", [[], ["-n", "99999"]])
 def test_what_is_not_there_is_one_line_before_anything_starts(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    nothing_starts: list[object],
-    ranks: list[str],
     words: list[str],
     why: str,
 ) -> None:
-    (folder / "raising").mkdir()
-    (folder / "raising" / "__init__.py").write_text("raise ValueError('an import too many')")
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", ["/nowhere", *sys.path[1:]])
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    assert main(["run", *ranks, *words]) == 2
+    assert main(["run", *words]) == 2
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.startswith(f"error: {why}")
     assert said.err.count("\n") == 1
-    assert nothing_starts == []
-
-
-def test_many_ranks_are_asked_about(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], nothing_starts: list[object]
-) -> None:
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "path", ["/nowhere", *sys.path[1:]])
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2})
-    monkeypatch.setattr("pario.machine.core_quota", lambda: 2.0)
-    assert main(["run", "-n", "33", "script.py"]) == 2
-    said = capsys.readouterr().err
-    assert "33 ranks are more than 16 for each of this machine's 2 cores: add --oversubscribe" in said
-    assert nothing_starts == []
-    assert main(["run", "-n", "32", "script.py", "-n", "5"]) == 0
-    assert nothing_starts[-1][-6:] == ["-m", "pario", "run", "script.py", "-n", "5"]
-    assert main(["run", "-n", "33", "--oversubscribe", "-m", "package.train"]) == 0
-    assert nothing_starts[-1][-5:] == ["-m", "pario", "run", "-m", "package.train"]
-
-
-def test_the_search_for_a_module_imports_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (folder / "raising").mkdir()
-    (folder / "raising" / "__init__.py").write_text("raise ValueError('an import too many')")
-    (folder / "raising" / "train.py").write_text("")
-    (folder / "wide").mkdir()
-    (folder / "wide" / "__init__.py").write_text("__path__.append(__path__[0] + '/../elsewhere')")
-    (folder / "elsewhere").mkdir()
-    (folder / "elsewhere" / "far.py").write_text("")
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "path", ["/nowhere", *sys.path[1:]])
-    assert _missing(True, "raising.train") == ""
-    assert _missing(True, "http.server") == ""
-    assert _missing(True, "unittest") == ""
-    assert "wide" not in sys.modules
-    assert _missing(True, "wide.far") == ""  # but a package may say where its modules are
 
 
 @pytest.mark.full
 def test_run_on_ranks(folder: Path) -> None:
-    """Under mpiexec, and with -n, which starts it."""
     (folder / "ranks.py").write_text(
         "import sys, lmdb\nfrom mpi4py import MPI\n"
         "env = lmdb.open(sys.argv[1], readonly=True, lock=False)\n"
@@ -214,7 +151,6 @@ def test_run_on_ranks(folder: Path) -> None:
     job = run_job(2, ["-m", "pario", "run", *words], limit_s=120)
     assert job.status == 0, job.output
     assert "2 {'pario.lmdb.env'}" in job.output
-    assert "2 {'pario.lmdb.env'}" in run("-m", "pario", "run", "-n", "2", *words, cwd=folder)
 
 
 def test_install_serves_earlier_imports(folder: Path) -> None:

@@ -25,8 +25,6 @@ from pario.errors import OptionError
 from pario.fetch.posix import PosixFetcher
 from pario.options import Recipe
 from pario.stats.rank import RankStats
-from pario.stats.trace_file import read_head
-from pario.stats.trace_summary import read_ranks
 from pario.stats.tracing import recorder_of
 
 N, NBYTES = 400, 9000
@@ -330,22 +328,6 @@ def test_requests_and_bytes_of_the_file_are_those_that_strace_sees(path: str, tm
     read = [size for size in sizes if size > 1]  # looks into the page cache ask for a byte
     assert file.reads + file.meta_reads == len(read) > 100
     assert file.nbytes + file.meta_bytes == sum(read)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("fails", [False, True])
-def test_two_ranks_leave_one_trace_and_one_line(path: str, tmp_path: Path, fails: bool) -> None:
-    """Also if rank 0 could not join the parts."""
-    loop = "for batch in loader:"
-    (tmp_path / "train.py").write_text(SCRIPT.replace(loop, f"{loop}\n            1 / 0") if fails else SCRIPT)
-    words = [sys.executable, "-m", "pario", "trace", "-o", "t.json", "-n", "2", "train.py", path]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert bool(done.returncode) == fails, done.stderr
-    assert done.stderr.count("pario: the trace is in ") == 1
-    assert str(tmp_path / "t.json") in done.stderr
-    assert "--merge" not in done.stderr
-    assert [rank.rank for rank in read_ranks(read_head(str(tmp_path / "t.json")), "t.json")] == [0, 1]
-    assert sorted(os.listdir(tmp_path)) == ["t.json", "train.py"]
 
 
 @pytest.mark.full

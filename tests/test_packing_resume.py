@@ -26,6 +26,7 @@ from pack_sources import FOLDERS, LMDBS, lmdb_truth, packed, unpacked
 from pario.codec.packing import Packing
 from pario.errors import ChecksumError, CorruptedError, FileError, InvalidError, ParioError
 from pario.packing import flow, folder, partial, tars, writer
+from pario.threads import Workers
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -85,7 +86,7 @@ def test_it_goes_on_where_it_stopped(source: str, tmp_path: Path, stops: Callabl
 def test_a_failed_batch_is_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that wait behind it are not written: there would be a hole, and the next run would count them as done."""
     (tmp_path / "made").mkdir()
-    made = writer.Writer(str(tmp_path / "made"), subdir=True, databases=0)
+    made = writer.Writer(Workers("write", 1), str(tmp_path / "made"), subdir=True, databases=0)
     assert made.begin(None, 0, []) == 0
     append, reached, go_on, calls = writer.Writer._append, threading.Event(), threading.Event(), []
 

@@ -24,7 +24,7 @@ class World:
 
     def __init__(self, rules: Rules = RULES, now: float = 0.0) -> None:
         self.now = now
-        self.book = Book(rules, now - 1000.0)  # it has learnt what there was to learn
+        self.book = Book(rules, now)
         self.used: dict[Member, float] = {}
 
     def join(self, job: str, number: int = 0, user: str = "me", **more: object) -> Member:
@@ -192,24 +192,6 @@ def test_a_job_that_follows_another_one_goes_on_at_once() -> None:
     assert late.rates[0] >= 40e6
 
 
-@pytest.mark.parametrize("hostile", [1, 8])
-@pytest.mark.parametrize("first", [False, True])
-def test_a_new_plane_is_not_told_that_somebody_holds_the_store(hostile: int, first: bool) -> None:
-    """Users who say that they hold more than there is share it evenly for a second, then it takes use to hold it."""
-    world = World(Rules((CAPACITY, None)))
-    world.book = Book(world.book.rules, world.now)
-    liars = [world.join(f"{k}", k, user="evil", holds=(1e18, None)) for k in range(hostile if first else 0)]
-    honest = world.join("y", holds=(90e6, None))
-    liars += [world.join(f"{k}", k, user="evil", holds=(1e18, None)) for k in range(len(liars), hostile)]
-    begin = CAPACITY / 16 * sum(1 / k for k in range(1, hostile + 2))  # what each gets that comes, until it is shared
-    assert sum(each.rates[0] for each in (honest, *liars)) <= CAPACITY + begin
-    wants = {honest: 1e9, **dict.fromkeys(liars, 0.0)}
-    world.steps(1, wants, claims=dict.fromkeys(liars))
-    assert honest.rates[0] >= 0.9 * CAPACITY / 2
-    world.steps(1, wants, claims=dict.fromkeys(liars))
-    assert honest.rates[0] >= 0.9 * min(90e6, BESIDE_CLAIMS * CAPACITY)
-
-
 # -- leases ------------------------------------------------------------------------------------------------------------
 
 
@@ -252,51 +234,6 @@ def test_a_connection_that_comes_back_is_the_same_member() -> None:
     assert world.book.members == 2
     world.steps(3, {a: 1e9, d: 1e9})
     assert rates(a, d) == [40, 60]
-
-
-# -- a plane that has just started -------------------------------------------------------------------------------------
-
-
-def test_a_new_plane_grants_for_one_lease_what_jobs_hold() -> None:
-    world = World()
-    world.book = Book(RULES, world.now)
-    a = world.join("a", holds=(60e6, None))
-    d = world.join("d", holds=(40e6, None))
-    new = world.join("x")
-    world.steps(RULES.lease_s - 2 * STEP_S, {a: 1e9, d: 1e9, new: 1e9})
-    assert rates(a, d) == [60, 40]
-    assert rates(new)[0] <= 100 / 16
-    world.steps(3, {a: 1e9, d: 1e9, new: 1e9})
-    assert sum(member.rates[0] for member in (a, d, new)) == pytest.approx(CAPACITY)
-    assert a.rates[0] < 40e6
-
-
-def test_guarantees_hold_while_a_plane_learns() -> None:
-    """Jobs that went on at a safe rate hold nothing."""
-    world = World()
-    world.book = Book(RULES, world.now)
-    members = [world.join(name) for name in GUARANTEES]
-    world.steps(1, dict.fromkeys(members, 1e9))
-    assert rates(*members) == [15, 20, 30, 35]
-
-
-def test_nobody_can_claim_to_hold_more_than_there_is() -> None:
-    world = World()
-    world.book = Book(RULES, world.now)
-    liar = world.join("x", holds=(1e15, None))
-    a = world.join("a")
-    world.step({liar: 1e9, a: 1e9})
-    assert liar.rates[0] <= CAPACITY
-    assert rates(a) == [15]
-    world.steps(RULES.lease_s + 1, {liar: 1e9, a: 1e9})
-    assert rates(liar, a) == [42.5, 57.5]
-
-
-def test_what_is_held_is_asked_by_a_new_plane_only() -> None:
-    world = World()
-    x, y = world.join("x", holds=(99e6, None)), world.join("y")
-    world.steps(3, {x: 1e9, y: 1e9})
-    assert rates(x, y) == [50, 50]
 
 
 # -- rules -------------------------------------------------------------------------------------------------------------
@@ -356,14 +293,6 @@ def test_many_jobs_get_no_more_than_the_store_has() -> None:
             world.book.report(member, Report(world.now, (0.0, 100.0 * k), (None, None)), world.now)
         world.book.share(world.now)
     assert [member.rates[1] for member in jobs] == pytest.approx([2.0] * 50)
-
-
-@pytest.mark.parametrize(("policy", "expected"), [("static", [15, 35]), ("proportional", [30, 70])])
-def test_other_policies(policy: str, expected: list[float]) -> None:
-    world = World(Rules((CAPACITY, None), policy, jobs=RULES.jobs))
-    a, d = world.join("a"), world.join("d")
-    world.steps(3, {a: 1e9, d: 0.0})
-    assert rates(a, d) == expected
 
 
 def test_operations_are_shared_like_bytes() -> None:

@@ -48,7 +48,7 @@ def plane() -> Iterator[Plane]:
 
 
 def join(plane: Plane, job: str = "a", member: str = MEMBER, **more: Any) -> Session:
-    words = {"do": "join", "member": member, "job": job, "name": job, "node": "n", "holds": None, **more}
+    words = {"do": "join", "member": member, "job": job, "name": job, "node": "n", **more}
     end = time.monotonic() + 10
     while True:
         try:
@@ -463,7 +463,7 @@ def test_a_connection_of_the_same_process_replaces_the_earlier_one(plane: Plane)
 
 def test_nobody_takes_over_another_users_job(plane: Plane) -> None:
     mine = join(plane)
-    words = {"do": "join", "member": MEMBER, "job": "a", "name": "a", "node": "n", "holds": None}
+    words = {"do": "join", "member": MEMBER, "job": "a", "name": "a", "node": "n"}
     yours = Session(plane.address, who(user="you", secret=b"y" * 32), words, 1 << 20)
     assert len(plane.book.jobs) == 2
     mine.send({"at": 1.0, "used": [0, 0], "demand": [None, None]})
@@ -493,7 +493,7 @@ def test_one_person_has_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with running(rules, PlaneAddress("", 0, str(tmp_path / "plane"))) as plane:
 
         def joined(user: str, k: int) -> Session:
-            words = {"do": "join", "member": f"{k:032x}", "job": f"{k}", "name": "a", "node": "n", "holds": None}
+            words = {"do": "join", "member": f"{k:032x}", "job": f"{k}", "name": "a", "node": "n"}
             return Session(plane.address, who(user=user, secret=None), words, 1 << 20)
 
         lines = [joined("anna" if k % 2 else "54321", k) for k in range(4)]
@@ -586,29 +586,6 @@ def test_rules_are_read_again(caplog: pytest.LogCaptureFixture) -> None:
             pass
         closed(other.sock)  # its user is gone
         line.close()
-
-
-def test_it_tells_its_state(tmp_path: Path) -> None:
-    told: list[dict[str, Any]] = []
-    with running(RULES, tell=told.append) as plane:
-        until(lambda: told)
-        line = join(plane)
-        until(lambda: plane.cycles > 3)
-        line.close()
-    assert told[0]["policy"] == "max-min"
-
-
-def test_a_state_that_cannot_be_told_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    def refused(state: dict[str, Any]) -> None:
-        raise ParioError("the disk is full")
-
-    with running(RULES, tell=refused) as plane:
-        until(lambda: caplog.records)
-        line = join(plane)
-        assert "grant" in line.first
-        line.close()
-    said = "the control plane cannot tell its state: the disk is full (said once in 10 minutes)"
-    assert caplog.records[0].message == said
 
 
 def test_a_users_other_token_is_another_one() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pario.plane.share import fitted, fixed, max_min, max_min_each, weighted
+from pario.plane.share import fitted, max_min, max_min_each
 
 AMOUNTS = st.floats(0, 1000)
 
@@ -78,14 +78,6 @@ def test_a_larger_claim_takes_no_guarantee(jobs: list[tuple[float, float]], clai
     demands[0] += claim
     found = max_min(300.0, demands, guarantees)
     assert (found[1:] >= np.minimum(demands, fitted(guarantees, 300.0))[1:] - 1e-9).all()
-
-
-def test_other_policies() -> None:
-    assert weighted(100, np.array([1.0, 3.0])).tolist() == [25, 75]
-    assert weighted(100, np.array([0.0, 0.0])).tolist() == [50, 50]
-    assert fixed(100, np.array([15.0, 20.0])).tolist() == [15, 20]
-    assert fixed(100, np.array([15.0, 0.0, 0.0])).tolist() == [15, 42.5, 42.5]
-    assert fixed(100, np.array([100.0, 100.0])).tolist() == [50, 50]
 
 
 GROUPS = st.lists(st.tuples(st.floats(0, 500), st.lists(AMOUNTS, min_size=1, max_size=5)), min_size=1, max_size=5)

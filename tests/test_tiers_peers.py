@@ -286,40 +286,6 @@ def test_memory_that_is_given_back_while_it_is_lent(cluster: Build, monkeypatch:
     assert asker.counts.lost == 0
 
 
-def test_an_interrupt_while_a_node_is_asked(cluster: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread that was interrupted raises; nobody else notices."""
-    nodes = cluster(14, 14, 14, copies=1)
-    assert nodes.all_read_all()
-    asker = nodes.nodes[0].peers
-    assert asker is not None
-    exchange = Peers._exchange
-    interrupts = [KeyboardInterrupt(), SystemExit()]
-
-    def interrupted(self: Peers, *arguments: Any) -> np.ndarray:
-        if self is asker and interrupts and threading.current_thread().name == "interrupted":
-            raise interrupts.pop()
-        return exchange(self, *arguments)
-
-    monkeypatch.setattr(Peers, "_exchange", interrupted)
-    raised: list[BaseException] = []
-
-    def read() -> None:
-        try:
-            nodes.nodes[0].read_all(1)
-        except BaseException as e:
-            raised.append(e)
-
-    for _ in range(2):
-        thread = threading.Thread(target=read, name="interrupted")
-        thread.start()
-        thread.join(30)
-        assert not thread.is_alive()
-    assert [type(e) for e in raised] == [SystemExit, KeyboardInterrupt]
-    for _ in range(3):
-        assert nodes.all_read_all(5)
-    assert all(line.under_way == 0 and not line.waiting for line in asker._lines.values())
-
-
 def test_many_slow_requests_make_no_node_look_dead(cluster: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service_module, "_BRING_S", 0.3)
     monkeypatch.setattr(peers_module, "LIMIT_S", 1.0)

@@ -27,10 +27,11 @@ from pario.checkpoint.attempts import (
     Tiers,
     apart,
     check_options,
+    checkpoint_threads,
     step_error,
 )
 from pario.checkpoint.finding import Finder
-from pario.checkpoint.flat import Alike, Flat, Template, check_same, flatten
+from pario.checkpoint.flat import Alike, Flat, check_same, flatten, structure_of
 from pario.checkpoint.layout import Staging
 from pario.checkpoint.manifest import Manifest, pario_version
 from pario.checkpoint.partner import open_partner
@@ -144,7 +145,7 @@ class Checkpointer:
             world.abandon(e)
             raise
         self._number = self._calls = 0
-        self._template: Template | None = None
+        self._structure: Any = None  # of the last tree
         self._staging = Staging(self.leaves)
         self._alike = Alike(world, self.leaves, differing == "raise")
         self._attempts: list[Attempt] = []  # whose end nobody has looked at
@@ -173,8 +174,9 @@ class Checkpointer:
         self._ask_plane = ask_plane
         fast = None if self.fast is None else FastTier(self.fast, self.slow, self._partners and world.nodes > 1)
         tiers = Tiers(self.slow, fast, full, self._timeout_s, self._keep, take)
-        self._drain = DrainThread(places, tiers, self._board)
-        self._partner = open_partner(world, places, tiers, self._board) if self._partners else None
+        threads = checkpoint_threads()
+        self._drain = DrainThread(places, tiers, self._board, threads["drain"])
+        self._partner = open_partner(world, places, tiers, self._board, threads["partner"]) if self._partners else None
         if self._partner is not None:
             self._stack.callback(self._partner.end)
 
@@ -188,7 +190,7 @@ class Checkpointer:
                 attempt.copied.set()
             drain.submit(attempt, straight)
 
-        self._writer = WriteThread(places, tiers, self._board, varying, then)
+        self._writer = WriteThread(places, tiers, self._board, varying, then, threads)
 
     # -- saving --------------------------------------------------------------------------------------------------------
 
@@ -207,26 +209,26 @@ class Checkpointer:
         began = time.monotonic()
         self._roll_call("saving a checkpoint")
         error: BaseException | None = step_error(step)
-        flat, known = Flat(None, [], [], [], []), None
+        flat = Flat(None, [], [], [], [])
         try:
-            known = None if self._template is None else self._template.flatten(tree)
-            flat = flatten(tree, self.leaves) if known is None else known
+            flat = flatten(tree, self.leaves)
         except Exception as e:
             error = error or e
         self._meet(error, "saving a checkpoint")
         if self._number == 0:
             self._meet(self._claim.take() if self._world.rank == 0 else None, "saving a checkpoint")
             sweep(self._world, self.slow, self.fast)
-        anew = bool(self._world.allreduce_max(known is None))
-        self._template = None if anew else self._template
+        structure = structure_of(flat)
+        anew = bool(self._world.allreduce_max(structure != self._structure))
+        self._structure = None if anew else structure
         flat, anew = self._alike.check(int(step), flat, anew)
         if anew:
-            self._template = None
+            self._structure = None
             late = self._held_up(lambda: all(attempt.written.is_set() for attempt in self._attempts))
             self._meet(late, "saving a checkpoint")
             self._staging.lay_out(self._world, flat, self._alike.owners)
             self._board.fit(len(self._staging.file.blocks))
-            self._template = Template(tree, flat, self.leaves)
+            self._structure = structure
         self._room()
         manifest, staging = self._manifest(int(step), flat), self._staging
         # Nobody writes before all have copied: threads that read the memory, too, made a copy take twice as long.
@@ -254,9 +256,8 @@ class Checkpointer:
         began = time.monotonic()
 
         def is_free() -> bool:
-            if any(not attempt.written.is_set() for attempt in self._attempts):
-                return False
-            return self._number - self._board.get(DRAINED) < self._pending
+            written = all(attempt.written.is_set() for attempt in self._attempts)
+            return written and self._number - self._board.get(DRAINED) < self._pending
 
         self._meet(self._held_up(is_free), "saving a checkpoint")
         waited = time.monotonic() - began
@@ -403,8 +404,7 @@ class Checkpointer:
         """The step of the newest complete checkpoint, the one that was saved last, or None. Collective."""
         self._roll_call("looking for checkpoints")
         self._meet(None, "looking for checkpoints")
-        found = self._finder.find()
-        return found[0].step if found else None
+        return next((found.step for found in self._finder.find()), None)
 
     def restore(self, step: int | None = None, like: Any = None) -> Any:
         """The tree of the newest complete checkpoint, or of that step. Collective; on any number of ranks.

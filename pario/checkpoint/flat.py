@@ -115,90 +115,9 @@ def _own(node: PerRank, path: str, flat: Flat, leaves: Leaves) -> Any:
     return {"ranks": flat.own[-1].everyones}
 
 
-class Template:
-    """A tree that was flattened before: another one of the same structure is flattened in a fraction of the time.
-
-    specs, boxes : of its arrays; their order is that of the tree
-    """
-
-    def __init__(self, tree: Any, flat: Flat, leaves: Leaves) -> None:
-        self.specs = flat.specs
-        self.boxes = flat.boxes
-        self._own = [own.flat.specs for own in flat.own]
-        self._leaves = leaves
-        self._root = self._of(tree, flat.description, flat)
-
-    def _of(self, node: Any, description: Any, flat: Flat) -> Any:
-        """(type, what must agree, children or None, description)"""
-        kind, node = type(node), _stand_in(node, "", self._leaves)
-        if isinstance(node, dict | list | tuple):
-            values = list(node.values()) if isinstance(node, dict) else node
-            below = next(iter(description.values()))
-            inner = [each[1] for each in below] if isinstance(node, dict) else below
-            children = [self._of(value, each, flat) for value, each in zip(values, inner, strict=True)]
-            return kind, list(node) if isinstance(node, dict) else len(children), children, description
-        if kind is not PerRank and isinstance(description, dict) and "array" in description:
-            plain = (node.dtype, node.shape) if kind is np.ndarray else description["array"]
-            return kind, plain, None, description
-        return kind, None, None, None
-
-    def flatten(self, tree: Any) -> Flat | None:
-        """None if the tree has another structure. Raises OptionError for what cannot be saved."""
-        flat = Flat(None, self.specs, [], self.boxes, [])
-        try:
-            description = self._flatten(tree, self._root, flat)
-        except _DiffersError:
-            return None
-        return flat._replace(description=description)
-
-    def _flatten(self, node: Any, known: Any, flat: Flat) -> Any:
-        values = flat.values
-        kind, plain, children, description = known
-        if type(node) is not kind:
-            raise _DiffersError
-        node = _stand_in(node, "", self._leaves)
-        if children is not None:
-            if isinstance(node, dict):
-                if list(node) != plain:
-                    raise _DiffersError
-                inner: Any = zip(node.values(), children, strict=True)
-            elif len(node) != plain:
-                raise _DiffersError
-            else:
-                inner = zip(node, children, strict=True)
-            found = []
-            for value, child in inner:
-                if child[0] is np.ndarray and type(value) is np.ndarray:  # nearly all of them, without a call
-                    if value.dtype != child[1][0] or value.shape != child[1][1]:
-                        raise _DiffersError
-                    values.append(value)
-                    found.append(child[3])
-                else:
-                    found.append(self._flatten(value, child, flat))
-            name = next(iter(description))
-            return {name: list(map(list, zip(plain, found, strict=True)))} if name == "dict" else {name: found}
-        if kind is np.ndarray:
-            if (node.dtype, node.shape) != plain:
-                raise _DiffersError
-            values.append(node)
-            return description
-        if kind is PerRank:
-            made = _own(node, "", flat, self._leaves)
-            if flat.own[-1].flat.specs != self._own[len(flat.own) - 1]:
-                raise _DiffersError
-            return made
-        if plain is not None:
-            alone = Flat(None, [], [], [], [])
-            _leaf(node, "", alone, self._leaves)
-            if alone.specs[0][1:] != self.specs[plain][1:] or alone.boxes[0] != self.boxes[plain]:
-                raise _DiffersError
-            values.append(alone.values[0])
-            return description
-        return _flatten(node, "", Flat(None, [], [], [], []), self._leaves, 0)
-
-
-class _DiffersError(Exception):
-    """From a template."""
+def structure_of(flat: Flat) -> Any:
+    """What is compared between saves: of two trees with the same one, the same ranks write the same bytes."""
+    return flat.specs, flat.boxes, [(own.path, own.flat.specs) for own in flat.own]
 
 
 def _scalar(value: Any) -> Any:

@@ -25,7 +25,6 @@ import secrets
 import struct
 import threading
 import time
-from collections import deque
 from contextlib import suppress
 
 import numpy as np
@@ -40,7 +39,7 @@ from pario.comm.memory import private_bytes
 from pario.errors import CheckpointError, CorruptedError, MissingError, OptionError
 from pario.threads import Workers
 from pario.wire import frames
-from pario.wire.client import Address, Client, Request
+from pario.wire.client import Address, Client
 from pario.wire.frames import Word
 from pario.wire.server import AnsweringServer, Reply
 
@@ -52,7 +51,7 @@ DESCRIBE, READ = 1, 2
 _WHICH = struct.Struct("<Q16s")
 _BYTES = struct.Struct("<Q16sIQQ")
 _LENGTH = struct.Struct("<Q")
-#: Bytes of one READ, of which two are under way: the one node reads while the other one receives.
+#: Bytes of one READ; most blocks have fewer.
 _PIECE = 8 << 20
 _THREADS = 2
 #: Connections: those that are under way, and those that are made anew.
@@ -63,7 +62,7 @@ _POLL_S = (0.01, 0.5)
 _END_S = 1.0
 
 
-def open_partner(world: AnyWorld, places: Places, tiers: Tiers, board: Board) -> Partner | None:
+def open_partner(world: AnyWorld, places: Places, tiers: Tiers, board: Board, line: Workers) -> Partner | None:
     """That of this node's first rank; None on the others, and if there is one node only. Collective.
 
     Raises OptionError if nodes have their fast tier in common, OSError or ParioError on the rank where a socket is
@@ -90,7 +89,7 @@ def open_partner(world: AnyWorld, places: Places, tiers: Tiers, board: Board) ->
         return None
     before = (places.node - 1) % places.nodes
     address = dict(each for each in addresses if each is not None)[before]
-    return Partner(places, tiers, board, offers, Client(address, secret, tiers.limit_s))
+    return Partner(places, tiers, board, offers, Client(address, secret, tiers.limit_s), line)
 
 
 def _check_apart(world: AnyWorld, fast: str) -> None:
@@ -198,12 +197,14 @@ class Partner:
     """Of the first rank of a node: copies what the node before it has written, one checkpoint after another, and lets
     the next node copy this one's. Nothing here calls MPI."""
 
-    def __init__(self, places: Places, tiers: Tiers, board: Board, offers: Offers, client: Client) -> None:
+    def __init__(
+        self, places: Places, tiers: Tiers, board: Board, offers: Offers, client: Client, line: Workers
+    ) -> None:
         assert tiers.fast is not None
         self._places, self._tiers, self._fast, self._board = places, tiers, tiers.fast, board
         self._offers, self._client = offers, client
         self._node = (places.node - 1) % places.nodes  # whose parts are copied
-        self._line = Workers("pario-partner", 1)
+        self._line = line
         self._stopped = False
         self._moved = 0
         self._said: set[str] = set()
@@ -341,27 +342,15 @@ class _RemoteFile:
 
     def read(self, block: np.ndarray, offset: int) -> None:
         """Raises OSError."""
-        under_way: deque[tuple[Request, np.ndarray]] = deque()
-        try:
-            for begin in range(0, block.size, _PIECE):
-                piece = block[begin : begin + _PIECE]
-                body = _BYTES.pack(*self._which, self._number, offset + begin, piece.size)
-                under_way.append((self._client.ask(READ, body), piece))
-                if len(under_way) == _THREADS:
-                    self._take(*under_way.popleft())
-            while under_way:
-                self._take(*under_way.popleft())
-        finally:
-            for request, _ in under_way:
+        for begin in range(0, block.size, _PIECE):
+            piece = block[begin : begin + _PIECE]
+            request = self._client.ask(READ, _BYTES.pack(*self._which, self._number, offset + begin, piece.size))
+            try:
+                kind, nbytes = request.head()
+                if (kind, nbytes) != (Word.HERE, piece.size):
+                    raise OSError(f"{self.path}: the node has sent {nbytes} bytes where {piece.size} were asked for")
+                request.read([memoryview(piece)])
+                if not request.is_right():
+                    raise OSError(f"{self.path}: bytes were damaged on their way")
+            finally:
                 request.drop()
-
-    def _take(self, request: Request, piece: np.ndarray) -> None:
-        try:
-            kind, nbytes = request.head()
-            if (kind, nbytes) != (Word.HERE, piece.size):
-                raise OSError(f"{self.path}: the node has sent {nbytes} bytes where {piece.size} were asked for")
-            request.read([memoryview(piece)])
-            if not request.is_right():
-                raise OSError(f"{self.path}: bytes were damaged on their way")
-        finally:
-            request.drop()

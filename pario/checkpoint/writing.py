@@ -82,8 +82,6 @@ __all__ = ["DrainThread", "WriteThread"]
 
 _log = logging.getLogger("pario")
 
-#: Threads of one rank that write: a block is checked while another one is written.
-_THREADS = 2
 _POLL_S = (0.01, 0.5)
 
 
@@ -94,11 +92,11 @@ class WriteThread:
     """
 
     def __init__(
-        self, places: Places, tiers: Tiers, board: Board, varying: Varying, then: Callable[[Attempt, bool], None]
-    ) -> None:
+        self, places: Places, tiers: Tiers, board: Board, varying: Varying, then: Callable[[Attempt, bool], None],
+        threads: dict[str, Workers],
+    ) -> None:  # fmt: skip
         self._places, self._tiers, self._board, self._varying, self._then = places, tiers, board, varying, then
-        self._line = Workers("pario-checkpoint", 1)
-        self._writers = Workers("pario-checkpoint-write", _THREADS)
+        self._line, self._writers = threads["save"], threads["write"]
         self._stopped = False
         self._moved = 0
         self._lock = threading.Lock()
@@ -333,9 +331,8 @@ def _all(calls: list[Future[Any]]) -> None:
 class DrainThread:
     """Of the first rank of a node."""
 
-    def __init__(self, places: Places, tiers: Tiers, board: Board) -> None:
-        self._places, self._tiers, self._board = places, tiers, board
-        self._line = Workers("pario-checkpoint-drain", 1)
+    def __init__(self, places: Places, tiers: Tiers, board: Board, line: Workers) -> None:
+        self._places, self._tiers, self._board, self._line = places, tiers, board, line
         self._stopped = False
         self._moved = 0
         self._parents: dict[str, list[str]] = {}

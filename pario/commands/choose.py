@@ -6,7 +6,7 @@ import math
 import os
 import tempfile
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -25,6 +25,7 @@ from pario.fetch.posix import PosixFetcher
 from pario.fetch.resolve import resolve
 from pario.loader.loader import Loader
 from pario.options import Options
+from pario.packing.flow import Crew
 from pario.packing.pack import PackOptions, Talk, pack
 from pario.packing.writer import Batch, Writer
 from pario.records import EXTENT
@@ -94,7 +95,9 @@ def _loaded(values: list[bytes], found: list[Candidate], application: Applicatio
     with tempfile.TemporaryDirectory(prefix="pario-choose-") as folder, Solo() as world:
         source, packed = os.path.join(folder, "raw"), os.path.join(folder, "packed")
         sizes = np.array([len(value) for value in values])
-        with closing(Writer(source, subdir=False, databases=0)) as writer:
+        with ExitStack() as stack:
+            crew = stack.enter_context(closing(Crew(world)))
+            writer = stack.enter_context(closing(Writer(crew.lanes["write"], source, subdir=False, databases=0)))
             writer.begin(None, 0, [])
             keys = [b"%010d" % k for k in range(len(values))]
             writer.append([Batch(keys, sizes, np.frombuffer(b"".join(values), np.uint8))])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import click
@@ -36,8 +35,7 @@ def plane() -> None:
     "--at", metavar="ADDRESS", help="HOST:PORT, INTERFACE:PORT, or the path of a Unix socket.  [default: a free port]"
 )
 @click.option("--tell", metavar="FILE", help="Write the address into this file, for the jobs.")
-@click.option("--metrics", metavar="FILE", help="Write the state into this file once a second, for Prometheus.")
-def serve(rules: str, at: str | None, tell: str | None, metrics: str | None) -> int:
+def serve(rules: str, at: str | None, tell: str | None) -> int:
     """Share a store among the jobs of a cluster, until it is interrupted.
 
     Jobs whose PARIO_CONTROL names ADDRESS read the store at the rates that this process grants. The rules say how much
@@ -60,7 +58,7 @@ def serve(rules: str, at: str | None, tell: str | None, metrics: str | None) -> 
         if not addresses:
             raise OptionError("this node has no network", hint="Pass --at HOST:PORT, or the path of a Unix socket.")
         at = f"{addresses[0]}:0"
-    server = Plane(read_address(at), found, read_rules=lambda: read_rules(rules), tell=_teller(metrics))
+    server = Plane(read_address(at), found, read_rules=lambda: read_rules(rules))
     signal.signal(signal.SIGHUP, lambda *_: server.reload())
     allow_many_files()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -71,14 +69,6 @@ def serve(rules: str, at: str | None, tell: str | None, metrics: str | None) -> 
     server.run()
     screen.say(f"the control plane has ended, which {counted(server.book.seen, 'job')} had joined")
     return 0
-
-
-def _teller(metrics: str | None) -> Callable[[dict[str, Any]], None] | None:
-    if metrics is None:
-        return None
-    from pario.plane.metrics import metrics_text
-
-    return lambda state: _replace(metrics, metrics_text(state))
 
 
 def _replace(path: str, text: str) -> None:
@@ -137,8 +127,6 @@ def status(at: str | None, every: float | None, prometheus: bool) -> int:
 def _status_text(state: dict[str, Any]) -> str:
     """The table of `plane status`. state : of `Plane.state`"""
     lines = [f"{_head(state)}, a cycle takes {seconds(state['cycle_s'])}"]
-    if state["learning"]:
-        lines.append("The plane has just started: jobs keep what an earlier one has granted, for one lease.")
     if state["jobs"]:
         head = ("user", "job", "name", "nodes", "processes", "guaranteed", "granted", "used", "")
         rows: list[tuple[str, ...]] = [head]
@@ -156,7 +144,7 @@ def _status_text(state: dict[str, Any]) -> str:
 
 def _head(state: dict[str, Any]) -> str:
     of = " and ".join(rates_words(state["capacity"]))
-    about = f"{state['policy']}, lease {state['lease_s']:g} s; {counted(state['connections'], 'connection')}"
+    about = f"lease {state['lease_s']:g} s; {counted(state['connections'], 'connection')}"
     return f"{of} for {counted(len(state['jobs']), 'job')}, {about}"
 
 

@@ -13,7 +13,6 @@ import signal
 import sys
 import types
 from collections.abc import Callable, Sequence
-from importlib.machinery import ModuleSpec, PathFinder
 from typing import TYPE_CHECKING
 
 import click
@@ -28,9 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["advise", "run", "trace"]
 
-#: More ranks per core than this are probably a typing error.
-RANKS_PER_CORE = 16
-
 #: what follows the target is the script's
 _ITS_OWN_OPTIONS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 _module = click.option("-m", "module", is_flag=True, help="TARGET is a module, as for python -m.")
@@ -39,14 +35,10 @@ _arguments = click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 
 
 @click.command(context_settings=_ITS_OWN_OPTIONS)
-@click.option("-n", "--ranks", type=click.IntRange(1), help="Start this many MPI ranks with mpiexec.")
 @_module
-@click.option("--oversubscribe", is_flag=True, help="With -n: allow more than 16 ranks per core of this machine.")
 @_target
 @_arguments
-def run(
-    ranks: int | None, module: bool, oversubscribe: bool, target: str, arguments: tuple[str, ...]
-) -> int | Callable[[], int]:
+def run(module: bool, target: str, arguments: tuple[str, ...]) -> Callable[[], int]:
     """Run a script unchanged, with pario reading its LMDBs.
 
     In the script, `lmdb.open(..., readonly=True)` opens with pario: without a memory map, and faster on cold random
@@ -56,45 +48,11 @@ def run(
     \b
     Examples:
       python -m pario run train.py --epochs 3
-      python -m pario run -n 4 train.py
+      mpiexec -n 4 python -m pario run train.py
       python -m pario run -m my_package.train
     """
-    if ranks is not None:
-        return _launch(ranks, module, target, arguments, oversubscribe=oversubscribe)
     # Called after click has returned, since click would change some of the script's exceptions.
     return lambda: _run(module, target, arguments)
-
-
-def _launch(
-    ranks: int,
-    module: bool,
-    target: str,
-    arguments: Sequence[str],
-    *,
-    oversubscribe: bool = False,
-    command: Sequence[str] = ("run",),
-) -> int:
-    """Start the same command on `ranks` MPI ranks; returns mpiexec's exit status.
-
-    Checks everything before it starts anything. oversubscribe : accept any number of ranks; command : of pario, and its
-    options, before the target
-    Raises OptionError for a PARIO_TIERS that means nothing.
-    """
-    import subprocess
-
-    from pario.commands.mpiexec import find_mpiexec
-    from pario.commands.run_service import script_tiers
-
-    why = _missing(module, target) or ("" if oversubscribe else _too_many(ranks))
-    mpiexec: list[str] = []
-    if not why:
-        script_tiers()
-        mpiexec, why = find_mpiexec()
-    if why:
-        screen.say(f"error: {why}", err=True)
-        return 2
-    words = [sys.executable, "-m", "pario", *command, *(["-m"] if module else []), target, *arguments]
-    return subprocess.run([*mpiexec, "-n", str(ranks), *words]).returncode
 
 
 def _run(module: bool, target: str, arguments: Sequence[str]) -> int:
@@ -131,59 +89,27 @@ def _run(module: bool, target: str, arguments: Sequence[str]) -> int:
 
 
 def _missing(module: bool, target: str) -> str:
-    """The reason why there is nothing to run, or "". Searches for a module where `python -m` would."""
+    """The reason why there is nothing to run, or ""."""
     if not module:
         return "" if os.path.isfile(target) else f"there is no script {target!r}"
     sys.path[0] = os.getcwd()  # as `python -m` has it; the command `pario` has its own folder there
-    spec = _find(target)
-    if spec is not None and spec.submodule_search_locations is not None:
-        target += ".__main__"
-        spec = _find(target)
+    spec = None
+    with contextlib.suppress(ModuleNotFoundError):
+        spec = importlib.util.find_spec(target)
+        if spec is not None and spec.submodule_search_locations is not None:
+            target += ".__main__"
+            spec = importlib.util.find_spec(target)
     return "" if spec is not None else f"there is no module {target!r} in the working directory or in this Python"
-
-
-def _find(name: str) -> ModuleSpec | None:
-    """The module's spec. Imports the packages around it only if a search without them finds nothing: a package may
-    extend its own search path."""
-    parts = name.split(".")
-    locations = None
-    for k, part in enumerate(parts, 1):
-        spec = PathFinder.find_spec(part, locations) if part else None
-        if spec is None:
-            break
-        if k == len(parts):
-            return spec
-        locations = spec.submodule_search_locations
-        if locations is None:
-            return None
-    try:
-        return importlib.util.find_spec(name)
-    except Exception:  # whatever a package does when it is imported
-        return None
-
-
-def _too_many(ranks: int) -> str:
-    from pario.machine import core_quota
-
-    cores = min(len(os.sched_getaffinity(0)), core_quota() or float("inf"))
-    if ranks <= RANKS_PER_CORE * max(1, cores):
-        return ""
-    return (
-        f"{ranks:,} ranks are more than {RANKS_PER_CORE} for each of this machine's {cores:g} cores: add "
-        "--oversubscribe if you mean it, or if your mpiexec spreads them over more machines"
-    )
 
 
 @click.command(context_settings=_ITS_OWN_OPTIONS)
 @click.option("-o", "--output", metavar="FILE", default="trace.json", show_default=True, help="File to write.")
-@click.option("-n", "--ranks", type=click.IntRange(1, 1024), help="Start this many MPI ranks with mpiexec.")
 @_module
 @click.option("--merge", "merges", is_flag=True, help="Run nothing: TARGET is a trace whose ranks have left parts.")
-@click.option("--part", is_flag=True, hidden=True)  # of the ranks that --ranks starts
 @_target
 @_arguments
 def trace(
-    output: str, ranks: int | None, module: bool, merges: bool, part: bool, target: str, arguments: tuple[str, ...]
+    output: str, module: bool, merges: bool, target: str, arguments: tuple[str, ...]
 ) -> int | Callable[[], int]:
     """Run a script unchanged, and write what each rank did, and when.
 
@@ -194,40 +120,17 @@ def trace(
     \b
     Examples:
       python -m pario trace train.py --epochs 1
-      python -m pario trace -o run1.json -n 4 train.py
-      mpiexec -n 4 python -m pario trace train.py
+      mpiexec -n 4 python -m pario trace -o run1.json train.py
       python -m pario advise trace.json
     """
     if merges:
         return _merge(target)
-    if ranks is not None:
-        return _launch_traced(ranks, output, module, target, arguments)
-    return lambda: _trace(output, module, target, arguments, part=part)
+    return lambda: _trace(output, module, target, arguments)
 
 
-def _launch_traced(ranks: int, output: str, module: bool, target: str, arguments: Sequence[str]) -> int:
-    """Trace a script on `ranks` MPI ranks of this machine; returns mpiexec's exit status."""
-    from pario.stats.trace_file import check_writable, part_path, take_parts
-
-    output = check_writable(output)
-    for earlier in (*_parts_of(output), output):
-        with contextlib.suppress(OSError):
-            os.unlink(earlier)
-    status = _launch(ranks, module, target, arguments, command=("trace", "--part", "-o", output))
-    parts = [part_path(output, rank, ranks) for rank in range(ranks)]
-    there = [part for part in parts if os.path.exists(part)]
-    # An error, or a rank without a loader, has kept rank 0 from it. (Or it was done, and one has written more since.)
-    if ranks > 1 and there and (len(there) == ranks or not os.path.exists(output)):
-        take_parts(there, output)
-    if os.path.exists(output):
-        screen.note(_where(output))
-    return status
-
-
-def _trace(output: str, module: bool, target: str, arguments: Sequence[str], *, part: bool) -> int:
+def _trace(output: str, module: bool, target: str, arguments: Sequence[str]) -> int:
     """Run a script as `run` does, with all its loaders traced, and say at its end where the trace is.
 
-    part : say nothing, since somebody else will join the ranks' parts
     Raises OptionError, and what the script raises.
     """
     from pario.stats.trace_file import check_writable, part_path, write_part
@@ -248,8 +151,6 @@ def _trace(output: str, module: bool, target: str, arguments: Sequence[str], *, 
             screen.say(f"pario: the trace is not written: {e}", err=True)
             return
         own = part_path(recorder.path, recorder.rank, recorder.size)
-        if part:
-            return
         if own != output and os.path.exists(own):
             join = f"python -m pario trace --merge {shlex.quote(output)}"
             screen.note(f"pario: this rank's part of the trace is in {own}; `{join}` joins those of all ranks")

@@ -39,7 +39,6 @@ from pario.kernels.private import PrivateDirectory
 from pario.options import Options, Tier
 from pario.plan.placement import Placement, assign
 from pario.stats.rank import RankStats
-from pario.threads import Workers
 from pario.tiers.asking import CHUNK_BYTES, LOCK, WHERE, here, packed, unpacked, written
 from pario.tiers.disk_files import is_used, lock_use, root_of
 from pario.tiers.fill import Filler
@@ -137,7 +136,6 @@ class Host:
         self._placements: dict[bytes, np.ndarray] = {}
         self._looked: dict[bytes, float] = {}
         self._placing = threading.Lock()  # guards the two above
-        self._askers = Workers("pario-room", 16)
         self._service: Service | None = None
         self._clients: list[Client] = []
         self._lock_file = -1
@@ -391,10 +389,12 @@ class Host:
     def _ask_all(self, asked: _Asked, body: bytes) -> np.ndarray:
         """Let all services open the dataset; who would keep what if that were decided now. Raises OptionError."""
         grid = Grid(asked.file_bytes, CHUNK_BYTES)
+        assert self._service is not None  # which has got the question
+        room = self._service.lanes["room"]
         answers: list[Future[bytes]] = [
-            self._askers.call(self._answer_room, body)
+            room.call(self._answer_room, body)
             if node == self.number
-            else self._askers.call(lambda client=client: client.call(ROOM, body)[1])
+            else room.call(lambda client=client: client.call(ROOM, body)[1])
             for node, client in enumerate(self._clients)
         ]
         rooms = [0] * len(answers)
@@ -458,7 +458,6 @@ class Host:
         if self._service is not None:
             self._service.close()
             self.served_bytes = self._service.served_bytes
-        self._askers.end(0, cancel=True)
         for dataset in self._open_now():
             dataset.close()
         if self._lock_file >= 0:

@@ -28,6 +28,7 @@ from pario.packing.sources import Opened, Source, describe
 from pario.packing.writer import Writer
 from pario.records import Records
 from pario.text import counted, decimal_bytes
+from pario.threads import Workers
 
 _VERSION = 1
 #: Bytes of an automatic dictionary: 419 B JSON 3.66 with 32 KiB; four times as many digest longer than they save.
@@ -174,7 +175,7 @@ class _Job:
             with ExitStack() as stack:
                 with together(world, "opening the unfinished dataset"):
                     if world.rank == 0:
-                        writer = stack.enter_context(closing(self._writer(len(opened.databases))))
+                        writer = stack.enter_context(closing(self._writer(crew.lanes["write"], len(opened.databases))))
                 whole = all(self._fill_one(crew, opened, number, choose, writer, moved) for number in wanted)
                 with together(world, "writing"):
                     if writer is not None:
@@ -183,12 +184,12 @@ class _Job:
                 if world.rank == 0 and not whole:
                     self.partial.restart("how its values are packed is lost", self.talk.say)
 
-    def _writer(self, databases: int) -> Writer:
+    def _writer(self, thread: Workers, databases: int) -> Writer:
         try:
-            return Writer(self.partial.path, subdir=True, databases=databases)
+            return Writer(thread, self.partial.path, subdir=True, databases=databases)
         except CorruptedError as e:
             self.partial.restart(str(e), self.talk.say)
-            return Writer(self.partial.path, subdir=True, databases=databases)
+            return Writer(thread, self.partial.path, subdir=True, databases=databases)
 
     def _fill_one(
         self,

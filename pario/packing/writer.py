@@ -76,16 +76,17 @@ class Writer:
     """Writes one LMDB. Its methods are called by one thread; the work is done by another one of its own, which keeps
     up to two batches waiting: `append` blocks while there are more.
 
+    thread : a lane of one thread, for it alone until `close`
     path : of the LMDB; subdir : it is a folder with data.mdb
     databases : how many named ones it will have
 
     Raises FileError; that of a batch at one of the next calls.
     """
 
-    def __init__(self, path: str, *, subdir: bool, databases: int) -> None:
+    def __init__(self, thread: Workers, path: str, *, subdir: bool, databases: int) -> None:
         self.path = path
         self._given = path, subdir, databases
-        self._thread = Workers("pario-write", 1)
+        self._thread = thread
         self._under_way: deque[Future[Any]] = deque()
         self._txn: Any = None
         self._db: Any = None
@@ -128,7 +129,6 @@ class Writer:
         """What is not committed is lost. Idempotent."""
         if self._env is not None:
             self._thread.call(self._close).result()
-        self._thread.end()
 
     # -- in the thread -------------------------------------------------------------------------------------------------
 

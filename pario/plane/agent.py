@@ -167,15 +167,7 @@ class Agent:
 
     def _join(self, who: Who) -> Session:
         now = time.monotonic()
-        holds = self._grant.rates if self._grant is not None and now < self._until else None
-        words = {
-            "do": "join",
-            "member": self._member.hex(),
-            "job": who.job,
-            "name": who.name,
-            "node": who.node,
-            "holds": holds,
-        }
+        words = {"do": "join", "member": self._member.hex(), "job": who.job, "name": who.name, "node": who.node}
         session = Session(self._address, who, words, _MOST_MESSAGE)
         try:
             self._take(grant_of(session.first), now)

@@ -22,7 +22,7 @@ import numpy as np
 
 from pario.plane.bucket import Rates
 from pario.plane.rules import JobRule, Rules
-from pario.plane.share import fitted, fixed, max_min, max_min_each, weighted
+from pario.plane.share import fitted, max_min, max_min_each
 from pario.plane.table import Table
 from pario.plane.words import Grant, Report
 from pario.wire.frames import WireError
@@ -30,8 +30,8 @@ from pario.wire.frames import WireError
 #: What the jobs of a user may want beyond twice their use, and what all jobs get that have used nothing: as a part of
 #: the store.
 _FOOT = 1 / 16
-#: Seconds until half of what a user has used is forgotten; in which a new member need not use what it holds.
-_HALF_S, _NEW_S = 1.0, 1.0
+#: Seconds until half of what a user has used is forgotten.
+_HALF_S = 1.0
 #: A job without a guarantee goes on at this part of the store when it hears nothing from the plane.
 _SAFE = 1 / 20
 #: No job is granted less (bytes/s, operations/s), nor a process of one that has as much for each; unless its rule or an
@@ -49,7 +49,6 @@ class Hello:
 
     member : random; the same one after a lost connection
     job : tells the jobs of a user apart; name : of the job; node : where the process runs
-    holds : rates that an earlier connection or plane has granted and whose lease lasts; None: none
     """
 
     user: str
@@ -57,7 +56,6 @@ class Hello:
     job: str
     name: str
     node: str
-    holds: Rates | None = None
 
 
 class Member:
@@ -124,8 +122,6 @@ class Layout(NamedTuple):
 class Book:
     """All jobs. Times are seconds on any clock that never goes back.
 
-    now : the plane starts; for one lease it grants what members hold from another one
-
     members : their number; seen : how many jobs there have been; lines : how many connections report
     """
 
@@ -134,7 +130,6 @@ class Book:
         self.table = Table()
         self.jobs: dict[tuple[str, str], Job] = {}
         self.members = self.seen = self.lines = 0
-        self._learns_until = now + rules.lease_s
         self._of_user: Counter[str] = Counter()  # jobs
         self._counts: Counter[str] = Counter()  # members, by user
         self._gone: set[tuple[Job, Member]] = set()  # who went without a bye
@@ -143,9 +138,6 @@ class Book:
         self._recent: dict[str, np.ndarray] = {}  # of its users
         self._shared_at = now
         self._aside: dict[int, tuple[float, ...]] = {}  # reports, by row
-
-    def learns(self, now: float) -> bool:
-        return now < self._learns_until
 
     def reload(self, rules: Rules) -> None:
         """From now on other rules."""
@@ -179,10 +171,7 @@ class Book:
             raise RefusedError(f"user {hello.user} has {most} processes already, with those that have just ended")
         if self.members >= self.rules.limits.connections:
             raise RefusedError("there are too many processes")
-        member = Member(hello, self.table, self.table.add(now, until))
-        if hello.holds is not None and self.learns(now):
-            both = zip(hello.holds, self.rules.capacity, strict=True)
-            self.table.holds[member.row] = [min(each or 0.0, most or 0.0) for each, most in both]
+        member = Member(hello, self.table, self.table.add(until))
         if key not in self.jobs:
             self.jobs[key] = job
             self.seen += 1
@@ -195,19 +184,16 @@ class Book:
         return member
 
     def _begin(self, job: Job, member: Member) -> None:
-        """What a new member gets until shares are computed the next time: as if nobody had room for it, or
-        what it holds from another plane."""
+        """What a new member gets until shares are computed the next time: as if nobody had room for it."""
         n = len(job.members)
         for which, capacity in enumerate(self.rules.capacity):
             most = job.rule.most[which] or math.inf
             if capacity is None:
                 self.table.rates[member.row, which] = self.table.safe[member.row, which] = most / n
             else:
-                others, mine = float(self.table.holds[:, which].sum()), float(self.table.holds[member.row, which])
-                held = min(mine, max(0.0, capacity - (others - mine)))
                 own = max(capacity * _FOOT, min(_LEAST[which] * len(self.jobs), capacity)) / len(self.jobs)
                 guarantee = job.rule.guarantee[which]
-                least = min(max(guarantee, own, held * n), most)
+                least = min(max(guarantee, own), most)
                 safe = job.rule.safe[which] or max(guarantee, _SAFE * capacity)
                 self.table.rates[member.row, which] = least / n
                 self.table.safe[member.row, which] = safe / n
@@ -319,19 +305,9 @@ class Book:
         beyond = own + lay.recent[:, which] - used  # of each user, evenly for those who claim something beyond
         believed = proven + (beyond / np.maximum(1, np.bincount(lay.user, wants > proven, n_users)))[lay.user]
         wants = np.minimum(np.minimum(wants, believed), capacity)
-        held = np.zeros(n)
-        if self.learns(now):  # what members hold from another plane, evenly by users if it is more than there is
-            new = now < self.table.joined_at[rows] + max(_NEW_S, 3 * self.every_s)
-            holds = np.minimum(self.table.holds[rows, which], np.where(new, capacity, believed))
-            of_user = np.bincount(lay.user, holds, n_users)
-            part = np.minimum(1.0, max_min(capacity, of_user) / np.maximum(of_user, 1e-9))
-            held = lay.sums(holds * part[lay.user])
         guarantees = np.minimum(lay.guarantee[:, which], most)
         demands = np.minimum(np.minimum(capacity, lay.sums(wants)), most)
-        free = held == 0
-        left = max(0.0, capacity - float(held.sum()))
-        shares = held.copy()
-        shares[free] = by_policy(self.rules.policy, left, demands[free], guarantees[free])
+        shares = max_min(capacity, demands, guarantees)
         # A guarantee need not be claimed first; and anyone who wants nothing now must be able to begin.
         begin = max(own, min(_LEAST[which] * n, capacity)) / n
         shares = np.minimum(np.maximum(shares, np.maximum(fitted(guarantees, capacity), begin)), most)
@@ -398,15 +374,6 @@ class Book:
             }
             for k, job in enumerate(self.jobs.values())
         ]
-
-
-def by_policy(policy: str, capacity: float, demands: np.ndarray, guarantees: np.ndarray) -> np.ndarray:
-    """policy : a name of share.POLICIES"""
-    if policy == "static":
-        return fixed(capacity, guarantees)
-    if policy == "proportional":
-        return weighted(capacity, guarantees)
-    return max_min(capacity, demands, guarantees)
 
 
 def _pairs(values: list[Any], none: float) -> np.ndarray:

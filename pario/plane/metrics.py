@@ -4,20 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-#: key of a job's state -> (name, help) for bytes and for operations
+#: key of a job's state -> (its word in a metric's name, what it is)
 _PER_JOB = {
-    "used": (
-        ("store_bytes_per_second", "Bytes per second that a job asked of the store, as it reported last."),
-        ("store_operations_per_second", "Operations per second that a job asked of the store, as it reported last."),
-    ),
-    "grant": (
-        ("granted_bytes_per_second", "Bytes per second that a job may ask of the store."),
-        ("granted_operations_per_second", "Operations per second that a job may ask of the store."),
-    ),
-    "guarantee": (
-        ("guaranteed_bytes_per_second", "Bytes per second that the rules guarantee a job."),
-        ("guaranteed_operations_per_second", "Operations per second that the rules guarantee a job."),
-    ),
+    "used": ("store", "that a job asked of the store, as it reported last"),
+    "grant": ("granted", "that a job may ask of the store"),
+    "guarantee": ("guaranteed", "that the rules guarantee a job"),
 }
 _PLANE = {
     "uptime_s": ("plane_uptime_seconds", "Seconds since the control plane was started."),
@@ -39,9 +30,10 @@ def metrics_text(state: dict[str, Any]) -> str:
     capacity = zip(("bytes", "operations"), state["capacity"], strict=True)
     for unit, value in capacity:
         gauge(f"capacity_{unit}_per_second", f"{unit.capitalize()} per second that the jobs share.", [("", value)])
-    for key, both in _PER_JOB.items():
-        for which, (name, what) in enumerate(both):
-            gauge(name, what, [(_labels(job), job[key][which]) for job in state["jobs"]])
+    for key, (word, what) in _PER_JOB.items():
+        for which, unit in enumerate(("bytes", "operations")):
+            values = [(_labels(job), job[key][which]) for job in state["jobs"]]
+            gauge(f"{word}_{unit}_per_second", f"{unit.capitalize()} per second {what}.", values)
     gauge("job_processes", "Processes of a job.", [(_labels(job), job["members"]) for job in state["jobs"]])
     return "\n".join(lines) + "\n"
 

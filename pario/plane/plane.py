@@ -24,10 +24,7 @@ from pario.plane.book import Book, Hello, Member, RefusedError
 from pario.plane.rules import Rules
 from pario.plane.words import (
     PlaneAddress,
-    grant_tail,
-    grant_text,
     packed,
-    rates_of,
     read_number,
     report_of,
     text_of,
@@ -40,8 +37,6 @@ _log = logging.getLogger("pario")
 
 #: of the random number by which a process is known again
 _MEMBER_BYTES = 16
-#: Telling the state takes at most this part of the time.
-_TELL = 1 / 20
 #: Messages of one connection in one second, at most.
 _MOST_MESSAGES = 100
 #: Seconds between two questions for the state on one connection, at least; how many of a user's connections ask.
@@ -75,7 +70,6 @@ class Plane(Server[Speaker]):
 
     address : port 0: one that is free
     read_rules() : reads the rules again (`reload`)
-    tell(state) : called about once a second with `state()`
     clock() : seconds that never go back
 
     address : with the port
@@ -95,7 +89,6 @@ class Plane(Server[Speaker]):
         rules: Rules,
         *,
         read_rules: Callable[[], Rules] | None = None,
-        tell: Callable[[dict[str, Any]], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         listener = listen(address)
@@ -112,15 +105,13 @@ class Plane(Server[Speaker]):
         self.by_row: dict[int, Speaker] = {}
         self._of_user: Counter[str] = Counter()  # connections that have joined
         self._visitors: defaultdict[str, dict[Speaker, None]] = defaultdict(dict)  # who have not joined, by user
-        self._tell, self._tell_at = tell, -math.inf
 
     def state(self) -> dict[str, Any]:
-        """For `plane status`: jobs (see `Book.state`), capacity, policy, lease_s, uptime_s, learning,
-        connections, cycle_s."""
+        """For `plane status`: jobs (see `Book.state`), capacity, lease_s, uptime_s, connections, cycle_s."""
         now, rules = self._clock(), self.rules
         return {
-            **{"jobs": self.book.state(now), "capacity": list(rules.capacity), "policy": rules.policy},
-            **{"lease_s": rules.lease_s, "uptime_s": now - self._started, "learning": self.book.learns(now)},
+            **{"jobs": self.book.state(now), "capacity": list(rules.capacity)},
+            **{"lease_s": rules.lease_s, "uptime_s": now - self._started},
             **{"connections": len(self.links), "cycle_s": self.cycle_s},
         }
 
@@ -177,23 +168,14 @@ class Plane(Server[Speaker]):
         self.book.share(self._clock())
         due, rows = self.book.table.due(), np.array(list(self.by_row), np.int64)
         rows = rows[due[rows]]
-        tail = grant_tail(self.rules.lease_s, self.book.every_s)
-        for row, grant in zip(rows.tolist(), self.book.table.grants(rows).tolist(), strict=True):
-            if (link := self.by_row.get(row)) is not None:
-                self.put(link, Word.WORDS, grant_text(grant, tail))
+        for row in rows.tolist():
+            if (link := self.by_row.get(row)) is not None and link.member is not None:
+                self.put(link, Word.WORDS, packed(self.book.grant(link.member).words()))
 
     def hear(self, wait_s: float | None) -> None:
-        """Besides: rules are read again, and the state is told."""
+        """Besides: rules are read again."""
         if self._reload:
             self._take_rules()
-        now = self._clock()
-        if self._tell is not None and now >= self._tell_at:
-            try:
-                self._tell(self.state())
-            except ParioError as e:
-                self.say("cannot tell its state", str(e))
-            # That of thousands of jobs less often.
-            self._tell_at = max(now + 1.0, self._clock() + (self._clock() - now) / _TELL)
         super().hear(wait_s)
 
     def _drop_silent(self) -> None:
@@ -254,9 +236,8 @@ class Plane(Server[Speaker]):
         most = self.rules.limits.per_user
         if self._of_user[link.user] >= most:
             raise RefusedError(f"user {link.user} has {most} connections already")
-        holds = rates_of(words, "holds") if words.get("holds") is not None else None
         job, name, node = (text_of(words, key) for key in ("job", "name", "node"))
-        who = Hello(link.user, read_number(words, "member", _MEMBER_BYTES), job, name, node, holds)
+        who = Hello(link.user, read_number(words, "member", _MEMBER_BYTES), job, name, node)
         member = self.book.join(who, now)
         earlier = self.by_row.get(member.row)
         if earlier is not None:  # its process has lost that connection

@@ -15,7 +15,6 @@ from typing import Any
 
 from pario.errors import OptionError
 from pario.plane.bucket import Rates
-from pario.plane.share import POLICIES
 
 #: A secret of fewer characters can be guessed; a file of more bytes is none.
 _LEAST_SECRET, _MOST_SECRET = 16, 4096
@@ -68,13 +67,11 @@ class Rules:
     """A rules file.
 
     capacity : of the store, bytes/s and operations/s; None: not limited
-    policy : a name of share.POLICIES
     lease_s : for how long a grant holds; cycle_s : how often shares are computed
     secrets : user -> what its jobs prove to know
     """
 
     capacity: Rates
-    policy: str = "max-min"
     lease_s: float = 5.0
     cycle_s: float = 0.25
     jobs: tuple[JobRule, ...] = ()
@@ -121,21 +118,18 @@ def _toml(path: str) -> Any:
 
 
 def _rules(words: dict[str, Any], folder: str) -> Rules:
-    _only(words, "the file", "policy", "lease_s", "cycle_s", "store", "limits", "user", "job")
+    _only(words, "the file", "lease_s", "cycle_s", "store", "limits", "user", "job")
     store = _table(words.get("store"), "[store]")
     _only(store, "[store]", "bytes_per_s", "operations_per_s")
     capacity = _rates(store, "[store]")
     if capacity == (None, None):
         raise OptionError("[store] must say bytes_per_s, operations_per_s or both: what the store can give")
-    policy = words.get("policy", "max-min")
-    if policy not in POLICIES:
-        raise OptionError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}")
     lease_s = _number(words, "lease_s", 5.0, 0.5, 3600.0)
     cycle_s = _number(words, "cycle_s", 0.25, 0.01, 60.0)
     if cycle_s > lease_s / 3:
         raise OptionError(f"lease_s must be at least three times cycle_s, got {lease_s:g} and {cycle_s:g}")
     jobs = tuple(_job(each, f"[[job]] number {k}") for k, each in enumerate(_tables(words, "job"), 1))
-    return Rules(capacity, policy, lease_s, cycle_s, jobs, _limits(words.get("limits", {})), _users(words, folder))
+    return Rules(capacity, lease_s, cycle_s, jobs, _limits(words.get("limits", {})), _users(words, folder))
 
 
 def _users(words: dict[str, Any], folder: str) -> dict[str, bytes]:

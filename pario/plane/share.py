@@ -10,9 +10,6 @@ import math
 
 import numpy as np
 
-#: names of the policies of a rules file
-POLICIES = ("max-min", "proportional", "static")
-
 
 def max_min(capacity: float, demands: np.ndarray, guarantees: np.ndarray | None = None) -> np.ndarray:
     """First everybody's demand up to its guarantee; then the rest evenly, to nobody more than it wants; at last what
@@ -36,23 +33,6 @@ def max_min(capacity: float, demands: np.ndarray, guarantees: np.ndarray | None 
     if not active.any():
         active[:] = True
     given[active] += left / int(active.sum())
-    return given
-
-
-def weighted(capacity: float, weights: np.ndarray) -> np.ndarray:
-    """In proportion to the weights, whether it is used or not; evenly if nobody has a weight."""
-    total = float(weights.sum())
-    if total <= 0:
-        return np.full(len(weights), capacity / max(1, len(weights)))
-    return capacity * weights / total
-
-
-def fixed(capacity: float, guarantees: np.ndarray) -> np.ndarray:
-    """The guarantees and no more; anyone who has none gets an even part of what they leave."""
-    given = fitted(guarantees, capacity)
-    without = guarantees <= 0
-    if without.any():
-        given[without] = (capacity - float(given.sum())) / int(without.sum())
     return given
 
 

@@ -20,8 +20,8 @@ _SAME = 0.02
 
 #: of a row: shape, and what is in it when it is new
 _COLUMNS = {
-    **{name: ((), math.nan) for name in ("joined_at", "until", "at")},
-    **{name: ((2,), 0.0) for name in ("used", "peak", "now", "holds")},
+    **{name: ((), math.nan) for name in ("until", "at")},
+    **{name: ((2,), 0.0) for name in ("used", "peak", "now")},
     **{name: ((2,), math.inf) for name in ("wants", "rates", "safe")},
     "reported": ((), False),
     "_parts": ((_PARTS + 1, 2), 0.0),
@@ -33,20 +33,19 @@ _COLUMNS = {
 class Table:
     """Rows are numbers, given and taken back; times are seconds on the caller's clock.
 
-    joined_at, until : f64[n], when it came, and when its lease ends
+    until : f64[n], when its lease ends
     at, used : f64[n], f64[n, 2], of its last report; at is nan before the first one of a connection
     wants, peak, now : f64[n, 2] per second: what it claims (inf: as much as it can get), the most that it has used of
         late, and what it used last
     rates, safe : f64[n, 2], its grant
-    holds : f64[n, 2], what another plane has granted it; 0: nothing
     reported : bool[n], it is to hear of its grant
     """
 
     def __init__(self) -> None:
         self._free: list[int] = []
         self._n = 0
-        self.joined_at = self.until = self.at = np.empty(0)
-        self.used = self.peak = self.now = self.holds = np.empty((0, 2))
+        self.until = self.at = np.empty(0)
+        self.used = self.peak = self.now = np.empty((0, 2))
         self.wants = self.rates = self.safe = np.empty((0, 2))
         self.reported = np.empty(0, bool)
         self._parts, self._numbers, self._told = np.empty(0), np.empty(0), np.empty(0)
@@ -61,20 +60,19 @@ class Table:
         self._free.extend(range(n - 1, self._n - 1, -1))
         self._n = n
 
-    def add(self, now: float, until: float) -> int:
+    def add(self, until: float) -> int:
         """A row."""
         if not self._free:
             self._grow(2 * self._n)
         row = self._free.pop()
         for name, (_, value) in _COLUMNS.items():
             getattr(self, name)[row] = value
-        self.joined_at[row], self.until[row] = now, until
+        self.until[row] = until
         return row
 
     def remove(self, row: int) -> None:
         """It may become another one's."""
         self._free.append(row)
-        self.holds[row] = 0.0
 
     def use(self, rows: np.ndarray, now: np.ndarray, at: np.ndarray, used: np.ndarray, wants: np.ndarray) -> None:
         """Take reports. rows : i64[k], no two the same; now, at : f64[k]; used, wants : f64[k, 2]"""
@@ -110,7 +108,3 @@ class Table:
         self._told[due] = now[due]
         self.reported[:] = False
         return due
-
-    def grants(self, rows: np.ndarray) -> np.ndarray:
-        """f64[k, 4], rates and safe rates, inf for no limit."""
-        return np.concatenate((self.rates[rows], self.safe[rows]), axis=1)

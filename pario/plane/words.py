@@ -1,6 +1,6 @@
 """What a job and the control plane say to each other: objects in JSON, each a frame (wire/frames.py).
 
-    job   --> {"do": "join", "member", "job", "name", "node", "holds"}     or "do": "status"
+    job   --> {"do": "join", "member", "job", "name", "node"}     or "do": "status"
     plane --> {"grant", "safe", "lease", "every"}
     job   --> {"at", "used", "demand"}             a report; {"bye": 1} at the end
     plane --> {"grant", "safe", "lease", "every"}  after a report, or because another job has come
@@ -76,20 +76,6 @@ class Grant(NamedTuple):
 
     def words(self) -> dict[str, Any]:
         return {"grant": self.rates, "safe": self.safe, "lease": self.lease_s, "every": self.every_s}
-
-
-def grant_text(grant: list[float], tail: str) -> bytes:
-    """A message with a grant, in a fifth of the time of `packed`: a plane sends thousands per second.
-
-    grant : rates and safe rates, inf for no limit; tail : of `grant_tail`
-    """
-    one, two, three, four = grant
-    return f'{{"grant":[{one},{two}],"safe":[{three},{four}]{tail}'.replace("inf", "null").encode()
-
-
-def grant_tail(lease_s: float, every_s: float) -> str:
-    """What all grants of a moment share."""
-    return f',"lease":{lease_s!r},"every":{every_s!r}}}'
 
 
 def read_address(text: str) -> PlaneAddress:

@@ -204,7 +204,7 @@ class Peers:
         for chunk in np.unique(chunks).tolist():
             call.whom[chunk] = list(self._whom(chunk, keeps))
         if len(extents):
-            self._start(self._send_on(call, np.arange(len(extents))), call)
+            self._start(self._send_on(call, np.arange(len(extents))))
             try:
                 call.done.wait()
             except BaseException:  # a signal: nobody must write to this memory when the caller uses it for other things
@@ -237,23 +237,15 @@ class Peers:
                 self._lines[line].waiting.append(_Bundle(call, mine))
         return {line for line in lines if line is not None}
 
-    def _start(self, lines: Iterable[Whom], call: _Call | None = None) -> None:
-        """Send what waits in these lines, unless enough others do: by threads, but for one line if `call` is given,
-        whose thread has nothing else to do."""
-        free = []
+    def _start(self, lines: Iterable[Whom]) -> None:
+        """Let threads send what waits in these lines, unless enough of them do."""
         for whom in lines:
             line = self._lines[whom]
             with self._lock:
-                if line.waiting and line.under_way < _REQUESTS:
-                    line.under_way += 1
-                    free.append(whom)
-        # Not in the main thread, in which signals may raise.
-        inline = call is not None and threading.current_thread() is not threading.main_thread()
-        mine = free.pop() if free and inline else None
-        for whom in free:
-            self._by_thread(partial(self._run, *whom))
-        if mine is not None:
-            self._run(*mine, call)
+                starts = bool(line.waiting) and line.under_way < _REQUESTS
+                line.under_way += starts
+            if starts:
+                self._by_thread(partial(self._run, *whom))
 
     def _by_thread(self, work: Callable[[], None]) -> None:
         try:
@@ -263,19 +255,15 @@ class Peers:
         if not accepted:  # no thread: in this one
             work()
 
-    def _run(self, node: int, kind: int, call: _Call | None = None) -> None:
-        """Send what waits in a line until nothing does, or until this call is done and threads can do the rest."""
+    def _run(self, node: int, kind: int) -> None:
+        """Send what waits in a line until nothing does."""
         line = self._lines[node, kind]
         while True:
             with self._lock:
-                over = call is not None and call.done.is_set()
-                part = [] if over else line.take()
-                if not part and not (over and line.waiting):
+                part = line.take()
+                if not part:
                     line.under_way -= 1
                     return
-            if over:
-                self._by_thread(partial(self._run, node, kind))
-                return
             flags = np.full(sum(len(which) for _, which in part), Word.ABSENT, np.uint8)
             interrupted: BaseException | None = None
             try:

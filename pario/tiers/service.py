@@ -12,7 +12,7 @@ import numpy as np
 
 from pario.comm.launcher import own_addresses
 from pario.records import EXTENT
-from pario.threads import Workers
+from pario.threads import lanes
 from pario.tiers import peers
 from pario.tiers.grid import Grid
 from pario.tiers.peers import LIMIT_S
@@ -38,7 +38,7 @@ class Service:
     count(bytes) : called for what is sent, by any thread
     more : answers to other kinds of requests: more[kind](body), any thread; what it raises closes the connection
 
-    served_bytes : sent so far
+    served_bytes : sent so far; lanes : its threads, of which "room" is for questions to other nodes
     Raises OSError, ParioError.
     """
 
@@ -58,14 +58,12 @@ class Service:
         self._counting = threading.RLock()  # guards what follows; a future that is done at once calls back at once
         self._bringing: dict[tuple[StagedFetcher, int, int], Future[None]] = {}
         self._threads = threads
-        # Those that bring chunks for this node may wait for other nodes, which wait for those that bring for others.
+        # Those that bring chunks for this node (keep) may wait for other nodes, which wait for those that bring for
+        # others; these wait for the store alone, and those that ask for rooms for other nodes' servers.
         # Twice as many threads as reads: the others look whether the file has changed, and put chunks away. (The
         # first epoch of 121 MB through a service, 20 ms and 100 MB/s: 1.98 and 1.91 s; so 1.90 and 1.79,
         # four times as many 1.83 and 1.73.)
-        self._bringers = {
-            peers.BRING: Workers("pario-bring", 2 * threads),
-            peers.KEEP: Workers("pario-keep", 2 * threads),
-        }
+        self.lanes = lanes("pario", bring=2 * threads, keep=2 * threads, room=16)
         self._server = AnsweringServer(
             secret,
             self._answer,
@@ -123,7 +121,7 @@ class Service:
         with self._counting:
             future = self._bringing.get(what)
             if future is None:
-                call = self._bringers[kind].call
+                call = self.lanes["keep" if kind == peers.KEEP else "bring"].call
                 future = self._bringing[what] = call(staged.bring, chunk, ask_peers=kind == peers.KEEP)
                 future.add_done_callback(partial(self._done, what))
         return future
@@ -137,7 +135,7 @@ class Service:
     def close(self, limit_s: float = 1.0) -> None:
         """Idempotent."""
         self._server.end(limit_s)
-        for workers in self._bringers.values():
+        for workers in self.lanes.values():
             workers.end(limit_s, cancel=True)
 
 

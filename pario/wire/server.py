@@ -24,7 +24,7 @@ from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from pario.errors import ParioError
-from pario.threads import Workers, start_thread
+from pario.threads import lanes, start_thread
 from pario.wire import frames
 from pario.wire.client import Address, machine_id
 from pario.wire.frames import Link, Part, WireError, Word, peer_uid, send, tune
@@ -415,7 +415,7 @@ class AnsweringServer(Server[Guest]):
     ) -> None:
         self._secret, self._answer, self._limit_s = secret, answer, limit_s
         most = {_QUICK: threads, SLOW: threads, PATIENT: max(threads, _PATIENT_THREADS)}
-        self._workers = {name: Workers(f"pario-{name}", n) for name, n in most.items()}
+        self._workers = lanes("pario", **most)  # what is patient waits for what is not
         self._sorts = dict(sorts or {})
         local, port = f"pario-{secrets.token_hex(16)}", 0
         whose = "pario's server for other ranks"
