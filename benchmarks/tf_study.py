@@ -214,7 +214,7 @@ def figures(runs: dict[str, dict[str, Any]], folder: str) -> None:
         if any(name.startswith("d3") for name in runs):
             yield "tf-checkpoint", tf_checkpoints.figure(pyplot, runs, pick, PAPER["checkpoint"])
 
-    write_figures(draw, folder, ("svg",))
+    write_figures(draw, folder)
 
 
 def _threads(pyplot: Any, runs: dict[str, dict[str, Any]]) -> Any:
