@@ -275,7 +275,8 @@ def facts(found: Found) -> str:
 
 
 def _figures(found: Found, pyplot: Any) -> Iterable[tuple[str, Any]]:
-    """Per state one panel per set, below each other for narrow screens: records/s of every loader on one rank, from the slowest to the fastest round."""
+    """Per state one panel per set, one below the other for narrow screens: records/s of every loader on one rank, from
+    the slowest to the fastest round."""
     shown = list(_rows(found))
     for state in STATES:
         cells = [
