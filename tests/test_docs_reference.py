@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-import json
 import inspect
+import json
 import re
 import shutil
 import subprocess
@@ -83,7 +83,8 @@ def test_drawings_are_those_of_the_script(tmp_path: Path) -> None:
 
 def test_the_gallery_draws_what_a_trace_and_a_prometheus_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = importlib.util.spec_from_file_location("gallery", DOCS / "gallery.py")
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     gallery = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(gallery)
     thread = {"pid": 0, "tid": 3, "ph": "M", "name": "thread_name", "args": {"name": "training loop"}}
