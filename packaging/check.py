@@ -151,7 +151,7 @@ def check_links(told: Message) -> str:
     """Once the project has an address, no link of the README is relative: an index page would lead nowhere."""
     relative = re.findall(r"\]\((?!https?://|#)([^)\s]+)\)", str(told.get_payload()))
     if not told.get_all("Project-URL"):
-        return f"no address yet: before a release set [project.urls], and put it before {len(relative)} links of README.md"
+        return f"no address yet: before a release set [project.urls], and put it before {len(relative)} README links"
     if relative:
         raise Failed(f"links of README.md lead nowhere on a package index: {', '.join(relative[:5])}")
     return "all absolute"

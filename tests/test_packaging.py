@@ -303,7 +303,7 @@ def test_links_of_the_readme_are_absolute_once_there_is_an_address(check: Module
         return message_from_string(f"Name: pario\n{urls}\n[start]({link}), [below](#below)\n")
 
     url = "Project-URL: Home, https://example.org\n"
-    assert "before 1 links" in check.check_links(told("", "docs/start.md"))
+    assert "before 1 README links" in check.check_links(told("", "docs/start.md"))
     assert check.check_links(told(url, "https://example.org/start.md")) == "all absolute"
     with pytest.raises(check.Failed, match=r"nowhere on a package index: docs/start\.md"):
         check.check_links(told(url, "docs/start.md"))
