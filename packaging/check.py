@@ -8,7 +8,8 @@ What it checks, on Linux with pip, and no package beside Python's own:
 1. The sdist is built from a copy of the repository's files, and the wheel from the sdist, as pip does it; a wheel built
    straight from the copy holds the same bytes. The wheel has every file below pario/, its license and nothing else; the
    sdist has these, what the build needs, and no tests or docs. `twine check --strict` accepts both, and cffconvert
-   accepts CITATION.cff. rattler-build renders the conda recipe. If the project has an address, the README's links are absolute.
+   accepts CITATION.cff. rattler-build renders the conda recipe. If the project has
+   an address, the README's links are absolute.
 2. For each Python: a new environment in an empty folder, with this wheel and nothing else of pario on the path.
    packaging/smoke.py imports every module and runs a loop without an MPI library, then the command line and the demo.
 3. The same with the oldest releases of the required packages that pyproject.toml allows, in the oldest Python.

@@ -52,7 +52,6 @@ class KernelCache(FunctionCache):
         self._folder = folder
         self._base = f"{function.__module__}.{function.__qualname__}".translate({ord(c): None for c in "<>/"})
         self._held = -1
-        self._began = 0.0
 
     @property
     def cache_path(self) -> str:

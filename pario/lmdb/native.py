@@ -6,6 +6,7 @@ Where they are not there yet, the first call compiles all of them. Other process
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from collections.abc import Callable
@@ -125,6 +126,7 @@ def later(name: str, names: dict[str, Any], as_name: str) -> Callable[..., Any]:
 def compile_now() -> None:
     """Compile all functions, unless the node's disk has them."""
     if not is_cached(fill.py_func, _FILL.signature):  # the last one of them
+        logging.getLogger("pario").warning("pario.lmdb's kernels are compiled, once on this machine: some 20 s")
         for name in _FUNCTIONS:
             native(name)
         c_function(get_method, _METHOD)
