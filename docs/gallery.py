@@ -1,10 +1,7 @@
-"""The pictures of docs/report.md that come out of a run, as SVG.
+"""Pictures of docs/how-fast.md#gallery: a few steps out of a trace; docs/grafana.json's panels, asked of a Prometheus.
 
-    python docs/gallery.py step trace.json docs/figures/step.svg --seconds 0.3
-    python docs/gallery.py jobs http://localhost:9090 docs/figures/jobs.svg --seconds 180
-
-`step` draws what each thread does, out of a trace (docs/report.md#traces), around its median
-step. `jobs` asks a Prometheus for the panels of docs/grafana.json, and draws them as that places them.
+    python docs/gallery.py step trace.json docs/figures/step.svg --seconds 0.2
+    python docs/gallery.py jobs http://localhost:9090 docs/figures/jobs.svg --seconds 160
 """
 
 from __future__ import annotations
