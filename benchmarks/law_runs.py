@@ -273,7 +273,7 @@ def _shared_table(found: dict[str, Any]) -> str:
 
 def plot(found: dict[str, Any], folder: str) -> None:
     """Depth and rate over time while the store changes: FOLDER/tuning.svg."""
-    write_figures(lambda pyplot: [("tuning", _changes(pyplot, found))], folder, ("svg",))
+    write_figures(lambda pyplot: [("tuning", _changes(pyplot, found))], folder)
 
 
 def _changes(pyplot: Any, found: dict[str, Any]) -> Any:

@@ -8,7 +8,8 @@ What it checks, on Linux with pip, and no package beside Python's own:
 1. The sdist is built from a copy of the repository's files, and the wheel from the sdist, as pip does it; a wheel built
    straight from the copy holds the same bytes. The wheel has every file below pario/, its license and nothing else; the
    sdist has these, what the build needs, and no tests or docs. `twine check --strict` accepts both, and cffconvert
-   accepts CITATION.cff. rattler-build renders the conda recipe.
+   accepts CITATION.cff. rattler-build renders the conda recipe. If the project has
+   an address, the README's links are absolute.
 2. For each Python: a new environment in an empty folder, with this wheel and nothing else of pario on the path.
    packaging/smoke.py imports every module and runs a loop without an MPI library, then the command line and the demo.
 3. The same with the oldest releases of the required packages that pyproject.toml allows, in the oldest Python.
@@ -145,6 +146,16 @@ def compare(where: str, found: set[str], expected: set[str]) -> None:
 def metadata_of(wheel: Path) -> Message:
     (data,) = (data for name, data in unzipped(wheel).items() if name.endswith(".dist-info/METADATA"))
     return BytesParser().parsebytes(data)
+
+
+def check_links(told: Message) -> str:
+    """Once the project has an address, no link of the README is relative: an index page would lead nowhere."""
+    relative = re.findall(r"\]\((?!https?://|#)([^)\s]+)\)", str(told.get_payload()))
+    if not told.get_all("Project-URL"):
+        return f"no address yet: before a release set [project.urls], and put it before {len(relative)} README links"
+    if relative:
+        raise Failed(f"links of README.md lead nowhere on a package index: {', '.join(relative[:5])}")
+    return "all absolute"
 
 
 def claimed(told: Message) -> set[str]:
@@ -296,6 +307,7 @@ def check_files(results: Results, tools: Path, source: Path, built: Path) -> Non
     recipe = (tools, "-I", "-c", render, source / "packaging/conda/recipe.yaml")
     results.attempt("contents", lambda: check_contents(source, sdist, wheel))
     results.attempt("twine check", lambda: f"{run(*twine, cwd=built.parent).count('PASSED')} passed")
+    results.attempt("README's links", lambda: check_links(metadata_of(wheel)))
     results.attempt("CITATION.cff", lambda: run(*cffconvert, cwd=built.parent).strip())
     results.attempt("conda recipe", lambda: run(*recipe, cwd=built.parent).strip())
 

@@ -15,6 +15,10 @@ from lanes import pytest_xdist_auto_num_workers, pytest_xdist_make_scheduler  # 
 from required import skip_or_fail
 from side_by_side import side_by_side  # noqa: F401
 
+from pario.kernels.jit import tell_cache_problem
+
+tell_cache_problem(1)  # where nothing is compiled yet, a test that counts warnings would find one more
+
 # Images of containers set it. Each piece of a `print` then is a write of its own, and the lines of ranks mix.
 os.environ.pop("PYTHONUNBUFFERED", None)
 

@@ -261,7 +261,7 @@ def test_figures(tmp_path):
             for s in (4096, 8192)
         ],
     )
-    files = plots.plot(document, tmp_path, kinds=("svg",))
+    files = plots.plot(document, tmp_path)
     assert {file.stem for file in files} == {
         *("gain-disk-cold", "gain-disk-warm", "switches-disk-cold", "switches-disk-warm"),
         *("speculation", "requests", "staggering"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import inspect
+import json
 import re
 import shutil
 import subprocess
@@ -78,6 +79,25 @@ def test_drawings_are_those_of_the_script(tmp_path: Path) -> None:
     spec.loader.exec_module(draw)
     for name, make in draw.DRAWINGS.items():
         assert make().svg() == (DOCS / "figures" / f"{name}.svg").read_text(), "python docs/draw.py"
+
+
+def test_the_gallery_draws_what_a_trace_and_a_prometheus_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = importlib.util.spec_from_file_location("gallery", DOCS / "gallery.py")
+    assert spec is not None
+    assert spec.loader is not None
+    gallery = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(gallery)
+    thread = {"pid": 0, "tid": 3, "ph": "M", "name": "thread_name", "args": {"name": "training loop"}}
+    span = {"pid": 0, "tid": 3, "ph": "X", "name": "your code", "ts": 5e6, "dur": 1e5}
+    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": [thread, span]}))
+    drawn = gallery.step(str(tmp_path / "trace.json"), 0.4)
+    assert ">training loop<" in drawn
+    assert drawn.count(f'fill="{gallery.SPANS["your code"]}"') == 2  # the span, and what its colour means
+    series = {"metric": {"user": "anna", "name": "train", "job_id": "7"}, "values": [[0, "1e6"], [1, "2e6"]]}
+    monkeypatch.setattr(gallery, "ask", lambda *_: [series])
+    shown = gallery.jobs("http://nowhere", 60.0)
+    assert shown.count("<polyline") == 4
+    assert "anna train 7" in shown
 
 
 def test_external_links_have_the_right_form() -> None:

@@ -138,8 +138,12 @@ def compiled(folder: Path) -> tuple[int, bool]:
 
 
 def test_what_is_kept_is_loaded(tmp_path: Path) -> None:
+    before = cache.KernelCache.spent_s
     assert compiled(tmp_path) == (42, True)
+    spent = cache.KernelCache.spent_s
+    assert spent > before
     assert compiled(tmp_path) == (42, False)
+    assert cache.KernelCache.spent_s == spent
     (kept,) = tmp_path.glob("*.nbc")
     whole = kept.read_bytes()
     for cut in (0, 10, 40, len(whole) - 1):  # a full disk, a crash
@@ -246,6 +250,24 @@ def test_without_a_safe_place_kernels_compile_in_memory(
         assert len(caplog.records) == lines
     assert f"others may write into {tmp_path} (mode 0777)" in caplog.text
     assert "PARIO_NUMBA_CACHE" in caplog.text
+
+
+def test_the_first_run_of_a_machine_is_told_that_it_takes_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(jit, "_FOLDER", PrivateDirectory(str(tmp_path / "kernels")))
+    for rank, kept, lines in ((1, 0, 0), (0, 0, 1), (0, 10, 0)):
+        (tmp_path / "kernels").mkdir(exist_ok=True, mode=0o700)
+        for k in range(kept):
+            (tmp_path / "kernels" / f"{k}.nbc").touch()
+        monkeypatch.setattr(jit, "_told", False)
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "pario"):
+            jit.tell_cache_problem(rank)
+            jit.tell_cache_problem(rank)
+        assert [record.message for record in caplog.records] == [
+            "pario's kernels are compiled, once on this machine: up to a minute"
+        ] * lines
 
 
 @pytest.mark.parametrize("where", ["~/kernels", "kernels"])

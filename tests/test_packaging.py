@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from email import message_from_string
 from email.message import Message
 from pathlib import Path
 from types import ModuleType
@@ -295,6 +296,17 @@ def test_files_too_few_or_too_many_are_noticed(
             check.check_contents(tmp_path, sdist, wheel)
     else:
         assert "wheel: 9 files" in check.check_contents(tmp_path, sdist, wheel)
+
+
+def test_links_of_the_readme_are_absolute_once_there_is_an_address(check: ModuleType) -> None:
+    def told(urls: str, link: str) -> Message:
+        return message_from_string(f"Name: pario\n{urls}\n[start]({link}), [below](#below)\n")
+
+    url = "Project-URL: Home, https://example.org\n"
+    assert "before 1 README links" in check.check_links(told("", "docs/start.md"))
+    assert check.check_links(told(url, "https://example.org/start.md")) == "all absolute"
+    with pytest.raises(check.Failed, match=r"nowhere on a package index: docs/start\.md"):
+        check.check_links(told(url, "docs/start.md"))
 
 
 def test_the_oldest_releases_are_those_of_the_project(check: ModuleType, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import lmdb
 import pytest
 
 import pario
+from pario.comm.launcher import job_name
 from pario.errors import OptionError
 from pario.fetch.posix import PosixFetcher
 from pario.stats.explain import explain, odd_one
@@ -161,6 +162,15 @@ CASES = {
         [reader(0, read=3, locate=9, share=8)],
         "working out which bytes to read was the slow part: 90% of the time on rank 0; rank 0 waited for bytes 80% of "
         "the time and the store was idle 70% of the time",
+    ),
+    "kernels, not what waited for them": (
+        [reader(0, read=3, locate=9, share=8, compiled=8)],
+        "compiling kernels was the slow part: 80% of the time; the next run here loads them",
+    ),
+    "a kernel": (
+        [reader(0, read=3, locate=9, compiled=2)],
+        "working out which bytes to read was the slow part: 90% of the time on rank 0; rank 0 did not wait for bytes "
+        "and the store was idle 70% of the time",
     ),
     "none": (
         [reader(0, read=3, consumer=4, share=2)],
@@ -409,9 +419,12 @@ def test_who_only_copies(path: str, decoder: object, copies: bool) -> None:
 # -- for Prometheus ----------------------------------------------------------------------------------------------------
 
 
-def test_metrics_file(path: str, tmp_path: Path, values: list[bytes]) -> None:
+def test_metrics_file(path: str, tmp_path: Path, values: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     parser = pytest.importorskip("prometheus_client.parser")
     file = tmp_path / "pario.prom"
+    monkeypatch.setenv("PARIO_JOB", "night run")
+    labels = {"job_id": job_name()[0], "loader": "pario", "dataset": f"{path}/data.mdb"}
+    assert labels["job_id"].startswith("night run")
 
     def read() -> dict[str, tuple[float, dict[str, str]]]:
         families = list(parser.text_string_to_metric_families(file.read_text()))
@@ -427,13 +440,13 @@ def test_metrics_file(path: str, tmp_path: Path, values: list[bytes]) -> None:
             pass
         report = loader.report()
         found = read()
-        assert found["pario_records_total"] == (N, {"dataset": f"{path}/data.mdb", "node": "0", "rank": "0"})
+        assert found["pario_records_total"] == (N, {**labels, "node": "0", "rank": "0"})
         assert found["pario_read_bytes_total"][0] == report.total["bytes_read"]
         assert found["pario_node_bytes_total"][0] == sum(map(len, values))
         assert found["pario_loop_seconds_total"][0] == pytest.approx(report.seconds)
         assert found["pario_reads_in_flight"][0] > 0
         assert found["pario_prefetch_depth"][0] == report.ranks[0].depth
-        assert found["pario_rank_skew_ratio"] == (1.0, {"dataset": f"{path}/data.mdb"})
+        assert found["pario_rank_skew_ratio"] == (1.0, labels)
         inode = file.stat().st_ino
         for _batch in loader:
             pass

@@ -252,7 +252,8 @@ def facts(found: Found) -> str:
 
 
 def _figures(found: Found, pyplot: Any) -> Iterable[tuple[str, Any]]:
-    """Per state one panel per set: records/s of every loader on one rank, from the slowest to the fastest round."""
+    """Per state one panel per set, one below the other for narrow screens: records/s of every loader on one rank, from
+    the slowest to the fastest round."""
     shown = list(_rows(found))
     for state in STATES:
         cells = [
@@ -260,8 +261,8 @@ def _figures(found: Found, pyplot: Any) -> Iterable[tuple[str, Any]]:
         ]
         if not cells:
             continue
-        figure, panels = pyplot.subplots(1, len(cells), figsize=(WIDTH * len(cells), HEIGHT + 0.6), squeeze=False)
-        for panel, cell in zip(panels[0], cells, strict=True):
+        figure, panels = pyplot.subplots(len(cells), 1, figsize=(WIDTH, 1.2 * HEIGHT * len(cells)), squeeze=False)
+        for panel, cell in zip(panels[:, 0], cells, strict=True):
             held = _held(found, cell)
             there = [one for one in reversed(shown) if one.key in held]
             for y, variant in enumerate(there):
@@ -296,6 +297,6 @@ def fill(found: Found, folder: Path) -> None:
     page = folder / "peers.md"
     page.write_text(fill_marked(page.read_text(), "peers", parts))
     try:
-        write_figures(lambda pyplot: _figures(found, pyplot), folder / "figures", kinds=("svg",))
+        write_figures(lambda pyplot: _figures(found, pyplot), folder / "figures")
     except Unavailable as e:
         print(f"no figures: {e}")

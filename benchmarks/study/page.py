@@ -30,7 +30,7 @@ def main(argv: list[str] | None = None) -> int:
         page = Path(name)
         page.write_text(tables.fill(page.read_text(), document))
     if options.figures:
-        for figure in plots.plot(document, options.figures, kinds=("svg",)):
+        for figure in plots.plot(document, options.figures):
             print(figure)
     return 0
 

@@ -21,9 +21,9 @@ __all__ = ["plot"]
 _STYLE = {name: {"color": c, "marker": m} for name, c, m in zip(RECIPES, COLOURS, MARKERS, strict=True)}
 
 
-def plot(document: dict[str, Any], folder: str | Path, kinds: Sequence[str] = ("svg", "png")) -> list[Path]:
+def plot(document: dict[str, Any], folder: str | Path) -> list[Path]:
     """Write all figures that have data; returns their files. Raises Unavailable without matplotlib."""
-    return write_figures(lambda pyplot: _figures(pyplot, document), folder, kinds)
+    return write_figures(lambda pyplot: _figures(pyplot, document), folder)
 
 
 def _figures(pyplot: Any, document: dict[str, Any]) -> Iterator[tuple[str, Any]]:

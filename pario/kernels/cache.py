@@ -44,6 +44,9 @@ _DIGEST_BYTES = 32
 class KernelCache(FunctionCache):
     """The compiled signatures of `function` in `folder`."""
 
+    #: Seconds for which this process has compiled so far, or waited for another one that did.
+    spent_s = 0.0
+
     def __init__(self, function: Callable[..., Any], folder: PrivateDirectory) -> None:
         self._py_func = function
         self._folder = folder
@@ -61,10 +64,12 @@ class KernelCache(FunctionCache):
         key = self._key(sig, target_context.codegen())
         found = self._read(key)
         if found is None and self._held < 0:
+            self._began = time.perf_counter() - KernelCache.spent_s  # what it calls is compiled and counted meanwhile
             self._held = _locked(self._folder, f"{self._base}.lock")
             found = self._read(key)  # another process may have been quicker
             if found is not None:
                 self._release()
+                KernelCache.spent_s = time.perf_counter() - self._began
         return None if found is None else CompileResult._rebuild(target_context, *found)
 
     def save_overload(self, sig: Any, data: Any) -> None:
@@ -73,6 +78,7 @@ class KernelCache(FunctionCache):
                 self._write(self._key(sig, data.codegen), data._reduce())
         finally:
             self._release()
+            KernelCache.spent_s = time.perf_counter() - self._began
 
     def holds(self, sig: Any, codegen: Any) -> bool:
         """Whether this signature is compiled: nothing is loaded."""

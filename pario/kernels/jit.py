@@ -17,6 +17,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
+from glob import glob
 from typing import Any
 
 import llvmlite
@@ -73,18 +74,23 @@ def cache_problem() -> str:
 
 
 def tell_cache_problem(rank: int = 0) -> None:
-    """Log the problem, if there is one: once, and in a job only on rank 0."""
+    """Log what is wrong with the cache, or that a machine's first run takes long: once, and in a job only on rank 0."""
     global _told
     told, _told = _told, True
-    problem = cache_problem() if rank == 0 and not told else ""
-    if problem:
+    if told or rank:
+        return
+    if problem := cache_problem():
         _log.warning(
             "compiled kernels are not kept, so that every process compiles them again: %s. Set PARIO_NUMBA_CACHE to a "
             "directory on a local disk into which nobody but you can write.",
             problem,
         )
+    elif len(glob(f"{_FOLDER.path}/*.nbc")) < _FIRST_RUN:
+        _log.warning("pario's kernels are compiled, once on this machine: up to a minute")
 
 
+#: With fewer signatures kept this is the machine's first run.
+_FIRST_RUN = 10
 _told = False
 
 

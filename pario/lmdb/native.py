@@ -21,8 +21,6 @@ from pario.lmdb.capi import intp, uintp
 from pario.lmdb.engine import count_dups, find, get, get_method, is_newest, look, move, skip
 from pario.lmdb.objects import any_object, give, method, take
 
-_log = logging.getLogger("pario")
-
 
 def _get(txn_at, handle_at, key):  # type: ignore[no-untyped-def]
     return give(get(txn_at, handle_at, take(key)))
@@ -127,17 +125,9 @@ def later(name: str, names: dict[str, Any], as_name: str) -> Callable[..., Any]:
 @cache
 def compile_now() -> None:
     """Compile all functions, unless the node's disk has them."""
-    if not _all_cached():
-        _log.warning("pario.lmdb's kernels are compiled for this machine, once: some 20 s")
+    if not is_cached(fill.py_func, _FILL.signature):  # the last one of them
+        logging.getLogger("pario").warning("pario.lmdb's kernels are compiled, once on this machine: some 20 s")
         for name in _FUNCTIONS:
             native(name)
         c_function(get_method, _METHOD)
         fill.compile(_FILL.signature)
-
-
-def _all_cached() -> bool:
-    return (
-        all(is_cached(one.call, one.signature) for one in _FUNCTIONS.values())
-        and is_cached(get_method, _METHOD)
-        and is_cached(fill.py_func, _FILL.signature)
-    )

@@ -15,8 +15,10 @@ import numpy as np
 
 from pario.comm.alive import roll_call
 from pario.comm.base import AnyWorld
+from pario.comm.launcher import job_name
 from pario.errors import OptionError
 from pario.fetch.limited import LimitedFetcher
+from pario.kernels.cache import KernelCache
 from pario.machine import absolute
 from pario.stats.rank import RankStats
 from pario.tune.live_knobs import Knobs
@@ -41,7 +43,7 @@ class Meeting:
         self._stats = stats
         self._knobs = knobs
         self._metrics_file = metrics_file and absolute(os.path.expanduser(metrics_file))
-        self._loop_since: float | None = None
+        self._loop_since: tuple[float, float] | None = None
         self._ended: tuple[int, bool] | None = None  # (epoch, complete) of a loop that is not in the log yet
         self._told = RankStats()  # the counters when the last loop was told
         self._held_before = LimitedFetcher.waited_s
@@ -54,7 +56,7 @@ class Meeting:
         from pario.stats.report import Report
 
         try:
-            write_metrics(Report(self._path, [self._stats]), self._metrics_file)
+            write_metrics(Report(self._path, [self._stats]), self._metrics_file, job_name()[0])
         except OSError as e:
             raise OptionError(
                 f"metrics_file cannot be written: {e.strerror}",
@@ -64,21 +66,24 @@ class Meeting:
             ) from e
 
     def loop_begins(self) -> None:
-        self._loop_since = time.perf_counter()
+        self._loop_since = time.perf_counter(), KernelCache.spent_s
 
     def loop_ends(self, epoch: int, complete: bool) -> None:
         """Note the end of a loop for the next meeting's log entry."""
-        self._stats.loop = self.so_far().loop
+        now = self.so_far()
+        self._stats.loop, self._stats.compiled = now.loop, now.compiled
         self._loop_since = None
         self._ended = (epoch, complete)
 
     def so_far(self) -> RankStats:
         """This rank's counters, including the running loop."""
-        under_way = 0.0 if self._loop_since is None else time.perf_counter() - self._loop_since
+        now, spent = time.perf_counter(), KernelCache.spent_s
+        begin, before = self._loop_since or (now, spent)
         depth, reason = self._knobs["inflight"].setting
         return replace(
             self._stats,
-            loop=self._stats.loop + under_way,
+            loop=self._stats.loop + now - begin,
+            compiled=self._stats.compiled + spent - before,
             held=LimitedFetcher.waited_s - self._held_before,
             depth=depth,
             depth_reason=reason,
@@ -146,6 +151,6 @@ class Meeting:
             _log.info("epoch %d%s: %s", epoch, "" if complete else ", left early", of_loop.line(complete=complete))
         if self._metrics_file is not None:
             try:
-                write_metrics(report, self._metrics_file)
+                write_metrics(report, self._metrics_file, job_name()[0])
             except OSError as e:  # a full disk for monitoring must not end the training
                 _log.warning("metrics not written: %s", e)

@@ -10,6 +10,8 @@ _PER_JOB = {
     "grant": ("granted", "that a job may ask of the store"),
     "guarantee": ("guaranteed", "that the rules guarantee a job"),
 }
+#: label -> key of a job's state; `job` is a label that Prometheus itself sets
+_LABELS = {"user": "user", "job_id": "job", "name": "name"}
 _PLANE = {
     "uptime_s": ("plane_uptime_seconds", "Seconds since the control plane was started."),
     "connections": ("plane_connections", "Connections of the control plane."),
@@ -39,7 +41,7 @@ def metrics_text(state: dict[str, Any]) -> str:
 
 
 def _labels(of: dict[str, Any]) -> str:
-    words = ",".join(f'{key}="{_escaped(str(of[key]))}"' for key in ("user", "job", "name"))
+    words = ",".join(f'{label}="{_escaped(str(of[key]))}"' for label, key in _LABELS.items())
     return f"{{{words}}}"
 
 

@@ -49,6 +49,9 @@ def explain(ranks: Sequence[RankStats]) -> str:
         return f"reading, which another rank does, was the slow part: {_waits(ranks, wall)}"
     slowest = max(max(store, default=0.0), max(plan, default=0.0), max(work))
     idle = f"the store was idle {1 - sum(store) / len(store):.0%} of the time" if store else ""
+    compiled = max(rank.compiled for rank in ranks) / wall
+    if compiled >= _SLOW * max(slowest, _SLOW):
+        return f"compiling kernels was the slow part: {compiled:.0%} of the time; the next run here loads them"
     if slowest < _SLOW:
         return _no_part(ranks, wall, idle)
     if slowest == max(store, default=0.0):
@@ -143,17 +146,9 @@ def _rank(ranks: Sequence[RankStats], work: Sequence[float], wall: float, idle: 
 
 def _no_part(ranks: Sequence[RankStats], wall: float, idle: str) -> str:
     mean = {what: sum(getattr(r, what) for r in ranks) / len(ranks) / wall for what in ("consumer", "decode")}
-    return "; ".join(
-        filter(
-            None,
-            (
-                f"no part was the slow one: the consumers took {mean['consumer']:.0%} and {_decoding(ranks)} "
-                f"{mean['decode']:.0%} of the time",
-                _waits(ranks, wall),
-                idle,
-            ),
-        )
-    )
+    consumer, decode = f"the consumers took {mean['consumer']:.0%}", f"{_decoding(ranks)} {mean['decode']:.0%}"
+    took = f"no part was the slow one: {consumer} and {decode} of the time"
+    return "; ".join(filter(None, (took, _waits(ranks, wall), idle)))
 
 
 def _waits(ranks: Sequence[RankStats], wall: float, who: str = "the ranks") -> str:

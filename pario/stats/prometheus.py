@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from pario.errors import OptionError, how_to_install
@@ -31,30 +32,32 @@ _COUNTERS = {
 _READERS_ONLY = {"bytes_read", "reads", "read", "turn"}
 
 
-def write_metrics(report: Report, path: str) -> None:
+def write_metrics(report: Report, path: str, job_id: str) -> None:
     """Replace the file atomically: a reader sees the old or the new content. Raises OSError; OptionError without
-    prometheus_client."""
+    prometheus_client.
+
+    job_id : tells the series of several jobs on one dataset apart, as the file's name does for the loaders of a job"""
     try:
         from prometheus_client import CollectorRegistry, write_to_textfile
     except ImportError as e:
         raise OptionError("Options(metrics_file=...) needs prometheus_client", hint=how_to_install("metrics")) from e
     registry = CollectorRegistry()
-    registry.register(_Collector(report))
+    registry.register(_Collector(report, job_id, Path(path).stem))
     write_to_textfile(path, registry)
 
 
 class _Collector:
-    def __init__(self, report: Report) -> None:
-        self._report = report
+    def __init__(self, report: Report, *names: str) -> None:
+        self._report, self._names = report, names
 
     def collect(self) -> Iterator[Any]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         report = self._report
-        labels = ("dataset", "node", "rank")
+        labels = ("job_id", "loader", "dataset", "node", "rank")
 
-        def labelled(rank: RankStats) -> tuple[str, str, str]:
-            return report.path, str(rank.node), str(rank.rank)
+        def labelled(rank: RankStats) -> tuple[str, ...]:
+            return *self._names, report.path, str(rank.node), str(rank.rank)
 
         for field, (name, what) in _COUNTERS.items():
             counter = CounterMetricFamily(f"pario_{name}", what, labels=labels)
@@ -65,9 +68,7 @@ class _Collector:
         ready = GaugeMetricFamily("pario_ready_slots", "Full slots ahead of a rank, mean.", labels=labels)
         flight = GaugeMetricFamily("pario_reads_in_flight", "Reads in flight at once, mean.", labels=labels)
         depth = GaugeMetricFamily("pario_prefetch_depth", "Reads that may be in flight at once, now.", labels=labels)
-        knob = GaugeMetricFamily(
-            "pario_knob", "A value that may change while epochs run, now.", labels=(*labels, "name")
-        )
+        knob = GaugeMetricFamily("pario_knob", "A value that may change, now.", labels=(*labels, "name"))
         for rank in report.ranks:
             for name, each in rank.knobs.items():
                 knob.add_metric((*labelled(rank), name), each["value"])
@@ -75,10 +76,7 @@ class _Collector:
             if rank.reader:
                 flight.add_metric(labelled(rank), rank.in_flight)
                 depth.add_metric(labelled(rank), rank.depth)
-        skew = GaugeMetricFamily(
-            "pario_rank_skew_ratio",
-            "Busy time of the slowest rank, as a multiple of the median rank's.",
-            labels=labels[:1],
-        )
-        skew.add_metric((report.path,), report.skew[1])
+        what = "Busy time of the slowest rank, as a multiple of the median rank's."
+        skew = GaugeMetricFamily("pario_rank_skew_ratio", what, labels=labels[:3])
+        skew.add_metric((*self._names, report.path), report.skew[1])
         yield from (ready, flight, depth, knob, skew)

@@ -40,6 +40,7 @@ class RankStats:
     consumer: float = 0.0  # the caller's own time between two batches
     computed: float = 0.0  # the part of it in which the caller's thread had a processor
     waiting: float = 0.0  # for the next batch, for any reason
+    compiled: float = 0.0  # of the loops, on any thread: until a kernel was compiled
 
     # seconds of the thread that prepares the batches: the same one, or those that work ahead, two at once counted once
     share: float = 0.0  # waiting for bytes in the node's ring, or reading them into it
