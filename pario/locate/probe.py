@@ -16,10 +16,12 @@ from pario.errors import CorruptedError
 from pario.fetch.pool import ReadPool
 from pario.format.layout import F_BIGDATA, MDB_DUPSORT, MDB_INTEGERKEY, Db
 from pario.format.page import Node, Page
+from pario.format.tar import TarSnapshot
 from pario.format.tree import Tree, named_database
 from pario.locate.database import Database
 from pario.locate.index import KeyTable, Places
 from pario.locate.leaves import LeafScan
+from pario.locate.tars import probe_tar
 from pario.locate.walk import PageReader
 
 #: Leaf pages, besides the first and the last one, and branch pages of a level that lead to them. A file with no more
@@ -42,6 +44,8 @@ def probe(pool: ReadPool, database: Database, places: Places, keys: KeyTable) ->
     places, keys : of the side-car
     """
     snapshot = database.snapshot
+    if isinstance(snapshot, TarSnapshot):
+        return probe_tar(pool, database, places, keys)
     pages = PageReader(lambda: pool, snapshot)
     record = snapshot.main
     if database.name is not None:

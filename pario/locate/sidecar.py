@@ -34,7 +34,6 @@ import numpy as np
 
 from pario.errors import SnapshotError
 from pario.fetch.pool import ReadPool
-from pario.format.layout import NUM_METAS
 from pario.format.meta import Snapshot
 from pario.locate.database import Database, state_digest
 from pario.locate.index import KeyTable, Places, content_id_of
@@ -301,7 +300,7 @@ def _load_places(file: Any, snapshot: Snapshot) -> Places:
     found = extents.reshape(-1).view(EXTENT)
     if n < 1 or content_id_of(found) != content_id:
         raise ValueError("its extents do not fit their checksum")
-    first, end = NUM_METAS * snapshot.page_size, (snapshot.last_pgno + 1) * snapshot.page_size
+    first, end = snapshot.value_bytes
     # Compared without a sum, which could overflow.
     if (found["offset"] < first).any() or (extents < 0).any() or (found["nbytes"] > end - found["offset"]).any():
         raise ValueError("its extents lie outside the pages in use")
