@@ -155,11 +155,11 @@ class Members:
 
     def _behind(self, at: int, nbytes: int) -> int:
         """Where the header behind a member of this size is."""
-        end = at + BLOCK + nbytes
+        end = at + BLOCK - (-nbytes // BLOCK) * BLOCK
         if nbytes < 0 or end > self._size:
             what = f"a member of {nbytes:,} bytes would end behind the end of the file, which has {self._size:,}"
             raise self._fault(what, at, "It was cut off, or its copy is incomplete: bring it back from its source")
-        return -(-end // BLOCK) * BLOCK
+        return end
 
     def _header(self, at: int, nbytes: int) -> bytes:
         if nbytes > _LONGEST_HEADER:
