@@ -360,7 +360,8 @@ def _line_of_fields(path: str, fetcher: Fetcher, index: Index, db: str | None, f
         decoder = _decoder(told).replace("pario.decode.Raw()", "None")
         pairs.append(f"{_quoted(name)}: ({_quoted(template)}, {decoder})")
         kinds.append(", ".join(mine))
-    if len(set(kinds)) == 1 and not index.meta:
+    by_extension = all(re.search(r"[d}]\.", template) for _, template, _ in fields)
+    if len(set(kinds)) == 1 and not index.meta and not by_extension:
         return ""
     words = [_quoted(path), "64", f"fields={{{', '.join(pairs)}}}", 'shuffle="global"']
     words += [f'db="{db}"'] if db is not None else []
