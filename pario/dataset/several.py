@@ -16,7 +16,6 @@ from pario.fetch.joined import JoinedChecked, bases_of
 from pario.fetch.pool import STOP_S, ReadPool
 from pario.format.layout import MDB_DUPSORT, Db
 from pario.format.meta import Snapshot
-from pario.format.tar import TarSnapshot
 from pario.format.tree import Tree, named_database
 from pario.locate.base import Index
 from pario.locate.database import Database
@@ -95,13 +94,13 @@ def checks_of(file: DataFile, index: Index, number: int, trusted: bool) -> Check
     record = database.record
     dups = record is not None and bool(record.md_flags & MDB_DUPSORT)
     several = len(index.files) > 1
-    is_tar = isinstance(database.snapshot, TarSnapshot)  # no page says what lies in it
+    nodes = not trusted and database.snapshot.has_pages
 
     def fetcher() -> Fetcher:
         pool = file.pool  # opens the files
         return file.fetchers[number] if several else pool.fetcher
 
-    return Checked(fetcher, database.path, database.snapshot, nodes=not (trusted or is_tar), dups=dups)
+    return Checked(fetcher, database.path, database.snapshot, nodes=nodes, dups=dups)
 
 
 def trees_of(file: DataFile, index: Index) -> list[Db]:

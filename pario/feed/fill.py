@@ -12,7 +12,6 @@ from pario.comm.farewell import describe
 from pario.errors import RankError
 from pario.feed.source import Context
 from pario.fetch.joined import bases_of
-from pario.format.tar import TarSnapshot
 from pario.plan.stream import Work
 from pario.tiers.fill import Filler
 from pario.tiers.local_fill import LocalFill
@@ -48,7 +47,7 @@ def begin_fill(context: Context, work: Work, memory: MemoryTier) -> Fill | None:
 
     chunks, usual = _first_uses(context, work, memory, held, used), context.options.usual_inflight
     # Only a look at the whole file says that a tar is as it was, and the kernel compares bytes.
-    if stage.local and stage.is_plain and not any(isinstance(one, TarSnapshot) for one in reader.snapshots):
+    if stage.local and stage.is_plain and all(one.has_pages for one in reader.snapshots):
         bases = bases_of([snapshot.file_bytes for snapshot in reader.snapshots]).tolist()
         files = list(zip(reader.file.fetchers, reader.snapshots, bases, strict=True))
         counts = context.stats, stage.count

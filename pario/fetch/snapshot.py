@@ -123,7 +123,7 @@ def check_snapshot(fetcher: Fetcher, snapshot: Snapshot) -> None:
     was written over with a file of the same shape, to the last page and record, and of the same transaction number
     looks the same; no other does.)
     """
-    if isinstance(snapshot, TarSnapshot):
+    if not snapshot.has_pages:
         return _check_tar(fetcher, snapshot)
     size, stamp = snapshot.page_size, snapshot.stamp
     both = fetcher.pread(0, size + len(stamp))

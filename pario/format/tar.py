@@ -31,8 +31,7 @@ _NO_TREE = Db(0, 0, 0, 0, 0, 0, 0, -1)
 
 @dataclass(frozen=True)
 class TarSnapshot(Snapshot):
-    """The state of a tar: its size, and in place of a transaction's number the time of its last change (ns). Nothing
-    stands before a value that says whose it is, so `header` is 0."""
+    """The state of a tar: its size, and in place of a transaction's number the time of its last change (ns)."""
 
     @classmethod
     def of(cls, file_bytes: int, mtime_ns: int) -> TarSnapshot:
@@ -56,6 +55,10 @@ class TarSnapshot(Snapshot):
     @property
     def header(self) -> int:
         return 0
+
+    @property
+    def has_pages(self) -> bool:
+        return False
 
     @property
     def value_bytes(self) -> tuple[int, int]:

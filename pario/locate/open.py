@@ -12,7 +12,6 @@ import numpy as np
 
 from pario.comm.base import AnyWorld, together
 from pario.fetch.pool import ReadPool
-from pario.format.tar import TarSnapshot
 from pario.locate.base import Index
 from pario.locate.database import Database
 from pario.locate.hidden import entry_at, find_entry, hide
@@ -82,7 +81,7 @@ def open_index(
     if database.record is not None:
         return _complete(Whole(database, saved, 0), world)
     begun: Begun | None = None
-    if grow is not None and not isinstance(database.snapshot, TarSnapshot):
+    if grow is not None and database.snapshot.has_pages:
         begun = begin(pool, database, world)
         database = replace(database, record=begun[1])
         growing = _growing(database, trustees, pool, world, begun, grow, keep_keys=save and world.rank == 0)
@@ -162,7 +161,7 @@ def _walk(
 ) -> Whole:
     """All of the database, read from its leaf pages, or from the headers of a tar. Collective."""
     database = saved.database
-    if isinstance(database.snapshot, TarSnapshot):
+    if not database.snapshot.has_pages:
         saved.database, located = build_tar(pool, database, world)
     else:
         begun = begun or begin(pool, database, world)

@@ -16,7 +16,6 @@ from pario.errors import CorruptedError
 from pario.fetch.pool import ReadPool
 from pario.format.layout import F_BIGDATA, MDB_DUPSORT, MDB_INTEGERKEY, Db
 from pario.format.page import Node, Page
-from pario.format.tar import TarSnapshot
 from pario.format.tree import Tree, named_database
 from pario.locate.database import Database
 from pario.locate.index import KeyTable, Places
@@ -44,7 +43,7 @@ def probe(pool: ReadPool, database: Database, places: Places, keys: KeyTable) ->
     places, keys : of the side-car
     """
     snapshot = database.snapshot
-    if isinstance(snapshot, TarSnapshot):
+    if not snapshot.has_pages:
         return probe_tar(pool, database, places, keys)
     pages = PageReader(lambda: pool, snapshot)
     record = snapshot.main

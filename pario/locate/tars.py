@@ -93,12 +93,12 @@ def probe_tar(pool: ReadPool, database: Database, places: Places, keys: KeyTable
     """
     n = len(places.extents)
     ids = np.unique([0, n - 1, *random.sample(range(n), min(n, _PROBED))])
-    for place, key in zip(places.extents[ids].tolist(), keys.get(ids), strict=True):
-        begin = place[0] - BLOCK
+    for extent, key in zip(places.extents[ids].tolist(), keys.get(ids), strict=True):
+        begin = extent[0] - BLOCK
         name, offset, nbytes, linked = next(iter(Members(pool.fetcher.pread, database.snapshot.file_bytes, begin)))
         # What fits no header stands in one of its own, before this one.
         other = name != key and key.isascii() and len(key) <= _PLAIN_NAME
-        if linked or other or (offset, nbytes) != place:
-            raise ValueError(f"no member {key!r} of {place[1]:,} bytes lies there")
+        if linked or other or (offset, nbytes) != extent:
+            raise ValueError(f"no member {key!r} of {extent[1]:,} bytes lies there")
     return record_of(n)
 
