@@ -26,6 +26,8 @@ from pario.errors import (
     OptionError,
     SnapshotError,
 )
+from pario.format.tar import TarSnapshot
+from pario.kernels.fill import has_status
 from pario.options import Recipe
 
 SMALL = pario.Options(slot_bytes=128 << 10, slots=3, block_bytes=32 << 10, mix_blocks=4)
@@ -170,6 +172,17 @@ def test_a_tar_that_changes_while_it_comes_into_memory(tmp_path: Path) -> None:
             file.write(bytes(8 << 20))
         with suppress(SnapshotError):
             read(loader, pairs)
+
+
+def test_the_kernel_sees_a_change(tmp_path: Path) -> None:
+    """What copies chunks into memory asks the system for the tar's size and time."""
+    path = write_tar(tmp_path / "x.tar", samples(0, 5))
+    with open(path, "r+b") as file:
+        status = os.fstat(file.fileno())
+        size, mtime_ns = status.st_size, status.st_mtime_ns
+        for state in ((size, mtime_ns), (size + 1, mtime_ns), (size, mtime_ns + 1), (size, mtime_ns + 10**9)):
+            stamp = np.frombuffer(TarSnapshot.of(*state).stamp, np.uint8)
+            assert has_status(file.fileno(), stamp) == (state == (size, mtime_ns))
 
 
 # -- what cannot be read -----------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ and V7 tars hold, as Python's tarfile does, and trusts none of it.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -31,7 +32,8 @@ _NO_TREE = Db(0, 0, 0, 0, 0, 0, 0, -1)
 
 @dataclass(frozen=True)
 class TarSnapshot(Snapshot):
-    """The state of a tar: its size, and in place of a transaction's number the time of its last change (ns)."""
+    """The state of a tar: its size, and in place of a transaction's number the time of its last change (ns).
+    Both are its stamp, as struct statx has them."""
 
     @classmethod
     def of(cls, file_bytes: int, mtime_ns: int) -> TarSnapshot:
@@ -45,11 +47,11 @@ class TarSnapshot(Snapshot):
             mapsize=file_bytes,
             last_pgno=-(-file_bytes // BLOCK) - 1,
             txnid=mtime_ns,
-            meta=0,
+            meta=-1,
             main=_NO_TREE,
             free=_NO_TREE,
             file_bytes=file_bytes,
-            stamp=b"",
+            stamp=struct.pack("=qqI", file_bytes, *divmod(mtime_ns, 10**9)),
         )
 
     @property
