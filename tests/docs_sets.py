@@ -13,6 +13,7 @@ from typing import Any
 import lmdb
 import numpy as np
 from datasets import datum
+from tars import write_tar
 
 __all__ = ["AFTER", "BEFORE", "ENVIRONMENT", "RANKS", "SETS", "common"]
 
@@ -217,6 +218,11 @@ def floats(folder: Path, names: Names) -> None:
     _replace(folder, [np.zeros((3, 224, 224), "f4").tobytes()] * 8)
 
 
+def ten_tars(folder: Path, names: Names) -> None:
+    for k, picture in enumerate(pictures(10)):
+        write_tar(folder / f"shard-{k:03d}.tar", [(f"{k}.jpg", picture), (f"{k}.cls", b"%d" % k)])
+
+
 def cifar(folder: Path, names: Names) -> None:
     _replace(folder, [bytes([i % 10]) + bytes(3072) for i in range(N)])
 
@@ -311,6 +317,7 @@ BEFORE: dict[tuple[str, str], Step] = {
     ("docs/replace-py-lmdb.md", "self.env ="): a_transaction,
     ("docs/replace-py-lmdb.md", "for key, value in"): a_transaction,
     ("docs/order.md", "if rank == 0"): a_loader,
+    ("docs/your-dataset.md", "from pario.decode"): ten_tars,
 }
 
 #: (page, how a block begins) -> what must hold after it
@@ -324,6 +331,7 @@ AFTER: dict[tuple[str, str], Step] = {
     ("docs/packing.md", '"""Values of a dataset'): script_of_packed,
     ("docs/sharing-a-store.md", "lease_s ="): read_rules,
     ("docs/tiers.md", "import pario"): batches,
+    ("docs/your-dataset.md", "from pario.decode"): batches,
     ("docs/your-dataset.md", "import pario"): batches,
 }
 

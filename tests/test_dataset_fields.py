@@ -221,11 +221,16 @@ def test_a_missing_record_makes_a_bad_sample(
         assert loader.stats()["bad"] == {"sample n has no record 'label-n' (field 'label')": 3}
 
 
-def test_several_files_are_refused(tmp_path: Path) -> None:
+def test_several_files(tmp_path: Path) -> None:
+    """Each sample has the records of its own file; a function says no numbers of several."""
     layout = LAYOUTS["clovaai"]()
     paths = [write(tmp_path / name, layout.records) for name in "xy"]
-    with pytest.raises(OptionError, match="all records of a sample in one LMDB, and 2 files were given"):
-        pario.Loader(paths, 8, fields=layout.fields)
+    with pario.Loader(paths, 8, fields={"label": ("label-%09d", None)}, shuffle="global", comm="self") as loader:
+        assert loader.records == 2 * len(layout.numbers)
+        numbers = [number for batch in loader for number in batch.ids.tolist()]
+        assert sorted(numbers) == sorted(2 * list(layout.numbers))
+    with pytest.raises(OptionError, match="a function for the first field's keys needs one file, and 2 were given"):
+        pario.Loader(paths, 8, fields={"label": (lambda n: b"label-%09d" % n, None)}, select=[1], comm="self")
 
 
 def test_a_flipped_bit_makes_a_bad_sample(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from pario.fetch.resolve import resolve
 from pario.fetch.snapshot import read_snapshot
 from pario.format.layout import F_BIGDATA, F_SUBDATA, MDB_DUPSORT, MDB_INTEGERKEY, Db
 from pario.format.page import Page
+from pario.format.tar import BLOCK, is_header
 from pario.format.tree import Tree, database_names, named_database
 from pario.locate.hidden import is_entry, looks_reserved
 from pario.plan.coalesce import coalesce
@@ -46,6 +48,23 @@ class Item(NamedTuple):
     about: bool = False
 
 
+def is_tar(path: str) -> bool:
+    """Whether the path names a tar, or several; rank 0 looks. Collective."""
+    world = command_world()
+    found = path.endswith(".tar")
+    if world.rank == 0 and os.path.isfile(path):
+        with suppress(OSError), open(path, "rb") as file:
+            found = is_header(file.read(BLOCK))
+    return bool(world.bcast(found))
+
+
+def command_world() -> AnyWorld:
+    try:
+        return get_world()
+    except LauncherError:  # a process that MPI sees alone can look by itself
+        return Solo()
+
+
 class Dataset:
     """Collective over all ranks: construction and `close`.
 
@@ -54,10 +73,7 @@ class Dataset:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        try:
-            self.world: AnyWorld = get_world()
-        except LauncherError:  # a process that MPI sees alone can look by itself
-            self.world = Solo()
+        self.world = command_world()
         with together(self.world, "opening the dataset"):
             self.path = resolve(path)
             self.fetcher = PosixFetcher(self.path)

@@ -8,6 +8,7 @@ Fields are found in two layouts:
 
     names in front    a stretch of keys for each name    image-1 image-2 ... label-1 label-2 ...
     names behind      the keys of a sample in a row      0.cls 0.jpg 1.cls 1.jpg ...
+                                                         or a/x.cls a/x.jpg b/y.cls b/y.jpg ...
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pario.commands.dataset import Dataset
 from pario.commands.screen import printable
 from pario.dataset.packed import packing_of
 from pario.dataset.template import Template
@@ -30,6 +30,7 @@ from pario.decode.registry import find
 from pario.decode.rows import BadValue
 from pario.decode.tensor_protos import fields_of, outline
 from pario.decode.unpickle import PLAIN
+from pario.fetch.base import Fetcher
 from pario.format.layout import MDB_DUPSORT, MDB_INTEGERKEY, MDB_REVERSEKEY
 from pario.locate.base import Index
 from pario.plan.selection import Selection, all_but
@@ -196,15 +197,16 @@ class _Field(NamedTuple):
 
 
 def _fields_of(index: Index) -> list[_Field]:
-    """The fields, if there are several of which the same numbers have records; else []. Looks at a few hundred keys."""
+    """The fields, if there are several of which the same numbers, or names, have records; else []. Looks at a few
+    hundred keys."""
     record = index.database.record
     if record is None or record.md_flags & (MDB_DUPSORT | MDB_INTEGERKEY | MDB_REVERSEKEY):
         return []
-    stretches = _stretches(index)
-    if len(stretches) == 1:
-        found = _behind(index, *stretches[0])
-    else:
-        found = _in_front(index, stretches)
+    found: list[_Field] = []
+    if len(index.files) == 1:
+        stretches = _stretches(index)
+        found = _behind(index, *stretches[0]) if len(stretches) == 1 else _in_front(index, stretches)
+    found = found or _extensions(index)
     names = [field.name for field in found]
     return found if len(found) > 1 and all(names) and len(set(names)) == len(names) else []
 
@@ -248,10 +250,21 @@ def _in_front(index: Index, stretches: list[tuple[int, int]]) -> list[_Field]:
     return found if same and min(counts) > 1 and len(numbers) == 1 else []
 
 
+def _looked_at(low: int, high: int) -> list[int]:
+    """Ids from the beginning, the middle and the end of a stretch."""
+    ids = [i for begin in (low, (low + high - _LOOK) // 2, high - _LOOK) for i in range(max(low, begin), begin + _LOOK)]
+    return sorted({i for i in ids if i < high})
+
+
+def _grouped(samples: dict[bytes, set[bytes]], groups: dict[bytes, list[int]]) -> bool:
+    """Whether these samples have nearly all of these groups of records: at each end of a look one may be cut."""
+    whole = sum(len(has) == len(groups) for has in samples.values())
+    return 1 < len(groups) <= _MOST_FIELDS and whole >= len(samples) - 6 and whole >= 2
+
+
 def _behind(index: Index, low: int, high: int) -> list[_Field]:
     """Of one stretch, in which the keys of a sample stand in a row."""
-    ids = [i for begin in (low, (low + high - _LOOK) // 2, high - _LOOK) for i in range(max(low, begin), begin + _LOOK)]
-    ids = sorted({i for i in ids if i < high})
+    ids = _looked_at(low, high)
     parts = [_PARTS.fullmatch(key) for key in index.keys(ids)]
     groups: dict[bytes, list[int]] = {}
     samples: dict[bytes, set[bytes]] = {}
@@ -260,18 +273,35 @@ def _behind(index: Index, low: int, high: int) -> list[_Field]:
             return []
         groups.setdefault(one[3], []).append(i)
         samples.setdefault(one[2], set()).add(one[3])
-    whole = sum(len(has) == len(groups) for has in samples.values())
-    # At each end of a look one sample may be cut.
-    if not 1 < len(groups) <= _MOST_FIELDS or whole < len(samples) - 6 or whole < 2:
-        return []
     by_id = dict(zip(ids, parts, strict=True))
-    if len({one[1] for one in by_id.values() if one}) != 1:
+    if not _grouped(samples, groups) or len({one[1] for one in by_id.values() if one}) != 1:
         return []
     found = []
     for after, mine in sorted(groups.items()):
         digits = [one[2] for one in map(by_id.get, mine) if one]
         first = by_id[mine[0]]
         found.append(_field(first[1] if first else b"", digits, after, mine, after))
+    return found
+
+
+def _extensions(index: Index) -> list[_Field]:
+    """Of paths whose part up to the name's first dot says which sample it is, as in WebDataset's tars."""
+    groups: dict[bytes, list[int]] = {}
+    samples: dict[bytes, set[bytes]] = {}
+    ids = [i for i in _looked_at(0, index.n) if i not in index.meta]
+    for i, key in zip(ids, index.keys(ids), strict=True):
+        folder, slash, name = key.rpartition(b"/")
+        stem, dot, after = name.partition(b".")
+        groups.setdefault(dot + after, []).append(i)
+        samples.setdefault(folder + slash + stem, set()).add(dot + after)
+    if not _grouped(samples, groups) or b"" in groups:
+        return []
+    found = []
+    # The first field says which samples there are: {}.png would take x.seg.png for one of its own.
+    ends = {after: sum(other.endswith(after) for other in groups) for after in groups}
+    for after, mine in sorted(groups.items(), key=lambda one: (ends[one[0]], one[0])):
+        text = (b"{}" + _written(after)).decode("utf-8", errors="replace")
+        found.append(_Field("_".join(re.findall(r"\w+", after.decode(errors="replace"))), text, mine))
     return found
 
 
@@ -293,16 +323,16 @@ def _written(literal: bytes) -> bytes:
 # -- lines to paste ----------------------------------------------------------------------------------------------------
 
 
-def lines_to_paste(dataset: Dataset, index: Index, db: str | None) -> list[str]:
-    """Reads a sample of the values; executes nothing."""
+def lines_to_paste(path: str, fetcher: Fetcher, index: Index, db: str | None) -> list[str]:
+    """Reads a sample of the values; executes nothing. path : as it stands in them; fetcher : of the open file"""
     fields = _fields_of(index)
-    if fields and (line := _line_of_fields(dataset, index, db, fields)):
+    if fields and (line := _line_of_fields(path, fetcher, index, db, fields)):
         return [line]
     rest = all_but(list(index.meta), index.n)
     chosen = Selection(index.n, "", runs=rest)
     ids = chosen.ids(np.unique(np.linspace(0, chosen.n - 1, min(chosen.n, _SAMPLE)).astype(np.int64)))
     prefixes = [_prefix(key) for key in index.keys(ids)]
-    told = _told(dataset, index, ids)
+    told = _told(fetcher, index, ids)
     groups: dict[bytes | None, list[tuple[str, bytes, int]]] = {}
     for known, one in zip(prefixes, told, strict=True):
         groups.setdefault(known, []).append(one)
@@ -313,41 +343,42 @@ def lines_to_paste(dataset: Dataset, index: Index, db: str | None) -> list[str]:
     lines = []
     for prefix, ones in groups.items():
         kinds = list(dict.fromkeys(kind for kind, *_ in ones))
-        words = [_quoted(dataset.path), "64", _decoder(ones), 'shuffle="global"']
+        words = [_quoted(path), "64", _decoder(ones), 'shuffle="global"']
         words += [f'db="{db}"'] if db is not None else []
         words += [f"select={prefix!r}"] if prefix is not None else []
         lines.append(f"loader = pario.Loader({', '.join(words)})  # {', '.join(kinds)}")
     return lines
 
 
-def _line_of_fields(dataset: Dataset, index: Index, db: str | None, fields: list[_Field]) -> str:
+def _line_of_fields(path: str, fetcher: Fetcher, index: Index, db: str | None, fields: list[_Field]) -> str:
     """"" if the records are all of one kind, and nothing beside them says that they are samples: folders, perhaps."""
     pairs, kinds = [], []
     for name, template, ids in fields:
         few = ids[:: -(-len(ids) // _SAMPLE)]
-        told = _told(dataset, index, np.array(few))
+        told = _told(fetcher, index, np.array(few))
         mine = list(dict.fromkeys(kind for kind, *_ in told))
         decoder = _decoder(told).replace("pario.decode.Raw()", "None")
         pairs.append(f"{_quoted(name)}: ({_quoted(template)}, {decoder})")
         kinds.append(", ".join(mine))
-    if len(set(kinds)) == 1 and not index.meta:
+    by_extension = all(re.search(r"[d}]\.", template) for _, template, _ in fields)
+    if len(set(kinds)) == 1 and not index.meta and not by_extension:
         return ""
-    words = [_quoted(dataset.path), "64", f"fields={{{', '.join(pairs)}}}", 'shuffle="global"']
+    words = [_quoted(path), "64", f"fields={{{', '.join(pairs)}}}", 'shuffle="global"']
     words += [f'db="{db}"'] if db is not None else []
     return f"loader = pario.Loader({', '.join(words)})  # {'; '.join(kinds)}"
 
 
-def _told(dataset: Dataset, index: Index, ids: np.ndarray) -> list[tuple[str, bytes, int]]:
+def _told(fetcher: Fetcher, index: Index, ids: np.ndarray) -> list[tuple[str, bytes, int]]:
     """(kind, first bytes, length) of these records."""
     told = []
     offsets, nbytes = index.extents_of(ids)
     packing = None if index.entries[0] is None else packing_of(index.entries[0], index.n, index.path)
     for offset, size in zip(offsets.tolist(), nbytes.tolist(), strict=True):
         if packing is not None:
-            value = packing.unpack_one(dataset.fetcher.pread(offset, size))
+            value = packing.unpack_one(fetcher.pread(offset, size))
             told.append((kind_of(guess(value, len(value))), value, len(value)))
             continue
-        value = dataset.fetcher.pread(offset, min(size, MOST)) if size else b""
+        value = fetcher.pread(offset, min(size, MOST)) if size else b""
         told.append((kind_of(guess(value, size)), value, size))
     return told
 

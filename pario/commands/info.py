@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pario.comm.base import together
-from pario.commands.dataset import Dataset, Item, key_text, name_of, selected
+from pario.commands.dataset import Dataset, Item, is_tar, key_text, name_of, selected
 from pario.commands.decoder import decoded, find_decoder
 from pario.commands.guess import MOST, guess, kind_of, lines_to_paste, suggest
 from pario.commands.screen import decimal_bytes, screen, table
@@ -49,6 +49,8 @@ _FLAGS = {
 def info(path: str, db: str | None, decoder: str | None) -> int:
     """Collective over all ranks. Builds an index in memory if none is saved and the file has few leaf pages."""
     chosen = find_decoder(decoder) if decoder else None
+    if is_tar(path):
+        return _info_of_tars(path, db, chosen)
     dataset = Dataset(path)
     s = dataset.snapshot
     order = "little" if s.byteorder == "little" else "big"
@@ -80,15 +82,39 @@ def info(path: str, db: str | None, decoder: str | None) -> int:
         tree = None
     if tree is not None:
         pasted = _records(dataset, tree, db)
-        _look(dataset, db, chosen, advise=not pasted)
+        work = partial(_sample, dataset, db, 1, MOST if chosen is None else None)
+        tree, items = dataset.together(work, "reading three records")
+        _look(tree, items, chosen, advise=not pasted)
     dataset.close()
     return 0
 
 
-def _look(dataset: Dataset, db: str | None, decoder: Decoder | None, *, advise: bool) -> None:
+def _info_of_tars(path: str, db: str | None, decoder: Decoder | None) -> int:
+    """`info` of a tar, or of several: their index says all."""
+    with Reader(path, db=db, save_index=False) as reader:
+        several = f"{len(reader.snapshots)} tars, " if len(reader.snapshots) > 1 else "tar, "
+        nbytes = sum(snapshot.file_bytes for snapshot in reader.snapshots)
+        rows = [("file", f"{reader.path}, {decimal_bytes(nbytes)}"), ("format", f"{several}read as it is")]
+        screen.say(_aligned(rows))
+        screen.tell(path=reader.path, bytes=nbytes, format="tar")
+        world = reader.world
+        fetcher = reader.file.pool.fetcher if world.rank == 0 else None
+        index, tree = reader.index, _tree_of(reader)
+        lines: list[str] = []
+        rows = _rows(index, tree, None, index.sidecar or "not saved yet: the first Loader does that")
+        with together(world, "looking at a few records"):
+            if fetcher is not None:
+                lines = lines_to_paste(path, fetcher, index, None)
+        screen.say()
+        screen.say(_aligned(rows))
+        _say_lines(world.bcast(lines))
+    tree, items = _sample_of(path, db, 1, None, MOST if decoder is None else None)
+    _look(tree, items, decoder, advise=False)
+    return 0
+
+
+def _look(tree: Tree, items: list[Item], decoder: Decoder | None, *, advise: bool) -> None:
     """What the first record, one from the middle and the last one seem to be, or what the decoder makes of them."""
-    work = partial(_sample, dataset, db, 1, MOST if decoder is None else None)
-    tree, items = dataset.together(work, "reading three records")
     said = [guess(item.value, item.nbytes) for item in items]
     shown = said if decoder is None else decoded(decoder, items)
     screen.say("\nRecords from the beginning, the middle and the end:")
@@ -145,8 +171,35 @@ def _records(dataset: Dataset, tree: Tree, db: str | None) -> bool:
             f"sizes and the order in the file:\n  python -m pario data index {dataset.path}{option}"
         )
         return False
+    if index.sidecar:
+        saved = f"saved as {index.sidecar}"
+    elif stale:
+        saved = f"{stale} does not fit the file any more; it will be made anew"
+    else:
+        saved = f"not saved yet: python -m pario data index {dataset.path}{option}"
+    screen.say()
+    screen.say(_aligned(_rows(index, tree, dataset.packed(tree), saved)))
+    screen.say()
+    near = _near(index)
+    fast = (
+        "reads this file with its compiled kernels"
+        if s.native
+        else "reads this file, of another kind of machine, without its compiled kernels"
+    )
+    sequential = (
+        "shuffle=False reads it from front to back"
+        if index.by_offset is None or near > 0.95
+        else 'shuffle=False follows the keys and jumps in the file; shuffle="block" reads it in long pieces'
+    )
+    screen.say(f"What pario does with it: it {fast}; {sequential}.")
+    work = partial(lines_to_paste, dataset.path, dataset.fetcher, index, db)
+    _say_lines(dataset.together(work, "looking at a few records"))
+    return True
+
+
+def _rows(index: Any, tree: Tree, packing: Packing | None, saved: str) -> list[tuple[str, str]]:
+    """What the index says of the records. saved : where it is"""
     stored = sizes = index.extents["nbytes"]
-    packing = dataset.packed(tree)
     if packing is not None:
         sizes = packing.sizes
     low, middle, high = int(sizes.min()), int(np.median(sizes)), int(sizes.max())
@@ -169,34 +222,17 @@ def _records(dataset: Dataset, tree: Tree, db: str | None) -> bool:
         rows.append(("order", "the records lie in the file in key order"))
     else:
         rows.append(("order", f"{near:.1%} of the records lie near the one before in key order (1 MB or less apart)"))
-    if index.sidecar:
-        rows.append(("index", f"saved as {index.sidecar}"))
-    elif stale:
-        rows.append(("index", f"{stale} does not fit the file any more; it will be made anew"))
-    else:
-        rows.append(("index", f"not saved yet: python -m pario data index {dataset.path}{option}"))
-    screen.say()
-    screen.say(_aligned(rows))
-    screen.say()
-    fast = (
-        "reads this file with its compiled kernels"
-        if s.native
-        else "reads this file, of another kind of machine, without its compiled kernels"
-    )
-    sequential = (
-        "shuffle=False reads it from front to back"
-        if index.by_offset is None or near > 0.95
-        else 'shuffle=False follows the keys and jumps in the file; shuffle="block" reads it in long pieces'
-    )
-    screen.say(f"What pario does with it: it {fast}; {sequential}.")
-    lines = dataset.together(partial(lines_to_paste, dataset, index, db), "looking at a few records")
+    rows.append(("index", saved))
+    return rows
+
+
+def _say_lines(lines: list[str]) -> None:
     screen.tell(lines=lines)
     screen.say("\nTo read it:\n  import pario")
     for line in lines:
         screen.say(f"  {line}")
     if any("your_function" in line for line in lines):
         screen.say("your_function: of one record's bytes; it returns an array, a number, or a dict of them.")
-    return True
 
 
 def _packed_words(packing: Packing, stored: int) -> str:
@@ -239,13 +275,14 @@ def _aligned(rows: list[tuple[str, str]]) -> str:
 
 def head(path: str, count: int, db: str | None, decoder: str | None, select: str | None) -> int:
     chosen = find_decoder(decoder) if decoder else None
-    dataset, most = Dataset(path), MOST if chosen is None else None
-    if select is None:
+    most = MOST if chosen is None else None
+    if select is not None or is_tar(path):
+        tree, items = _sample_of(path, db, count, None if select is None else selected(select), most)
+    else:
+        dataset = Dataset(path)
         work = partial(_sample, dataset, db, count, most)
         tree, items = dataset.together(work, "reading the first records")
-    else:
-        tree = dataset.together(partial(dataset.database, db), "opening the database")
-        items = _sample_of(path, db, count, selected(select), most)
+        dataset.close()
     said = [guess(item.value, item.nbytes) for item in items]
     shown = said if chosen is None else decoded(chosen, items)
     rows = [("id", "key", "bytes", "the value" if chosen is None else f"decoded by {chosen!r}")]
@@ -256,7 +293,6 @@ def head(path: str, count: int, db: str | None, decoder: str | None, select: str
     screen.say(table(rows, left=2, words=True))
     if chosen is None:
         screen.say(_advice(items, said))
-    dataset.close()
     return 0
 
 
@@ -280,16 +316,23 @@ def _advice(items: list[Item], said: list[str]) -> str:
     return f"To try: decoder={tries[0]}"
 
 
-def _sample_of(path: str, db: str | None, count: int, select: Any, most: int | None) -> list[Item]:
+def _tree_of(reader: Reader) -> Tree:
+    """Says how keys are ordered, and has no pages."""
+    record = reader.index.database.record
+    assert record is not None  # of an open index
+    return Tree(lambda _: b"", reader.snapshot, record)
+
+
+def _sample_of(path: str, db: str | None, count: int, select: Any, most: int | None) -> tuple[Tree, list[Item]]:
     """Like `_sample`, of the records that `select` picks. Collective; raises OptionError on all ranks."""
-    with Reader(path, db=db) as reader:
+    with Reader(path, db=db, save_index=not is_tar(path)) as reader:
         chosen = choose(as_wanted(select), reader, file_order=False)
         n = len(reader) if chosen is None else chosen.n
         ordinals = np.unique([*range(min(count, n)), n // 2, n - 1])
         with together(reader.world, "reading the records"):
             records = reader.read(ordinals if chosen is None else chosen.ids(ordinals))
             keys = reader.keys(records.ids)
-        return [
+        return _tree_of(reader), [
             Item(int(i), key, len(value), value[:most].tobytes())
             for i, key, value in zip(records.ids, keys, records, strict=True)
         ]

@@ -26,8 +26,9 @@ from pario.decode.base import Decoder
 from pario.decode.fields import Fields, Lookup
 from pario.decode.given import as_decoder
 from pario.errors import OptionError
-from pario.format.layout import MDB_DUPSORT, MDB_INTEGERKEY, MDB_REVERSEKEY
+from pario.format.layout import MDB_DUPSORT, MDB_INTEGERKEY, MDB_REVERSEKEY, Db
 from pario.format.tree import key_order
+from pario.locate.base import Stretch
 from pario.plan.samples import Samples, absent, digest_of_samples, sample_type
 from pario.plan.schedule import even_split
 from pario.plan.selection import Figures, id_type
@@ -152,16 +153,17 @@ def find(fields: FieldSet, wanted: Wanted, reader: Reader, *, file_order: bool) 
     """
     world, index = reader.world, reader.index
     with together(world, "looking at the keys (fields)"):
-        record = index.database.record
-        assert record is not None  # of an open index
-        if len(index.files.paths) > 1:
+        if len(index.files) > 1 and not isinstance(fields.makers[0], Template):
             raise OptionError(
-                f"fields= needs all records of a sample in one LMDB, and {len(index.files.paths)} files were given",
+                f"fields= with a function for the first field's keys needs one file, and {len(index.files.paths)} were "
+                "given",
                 path=reader.path,
-                hint="Make a Loader for each of them.",
+                hint="Put a field with a template first, or make a Loader for each of them.",
             )
-        if record.md_flags & MDB_DUPSORT:
-            raise OptionError("fields= needs one record per key, and this database has several", path=reader.path)
+        for stretch in index.files.stretches:
+            if _record(stretch).md_flags & MDB_DUPSORT:
+                path = stretch.database.path
+                raise OptionError("fields= needs one record per key, and this database has several", path=path)
     first, numbers = _first_records(fields, wanted, reader)
     there = len(first)
     first, numbers = _wanted(fields, wanted, reader, first, numbers)
@@ -201,11 +203,10 @@ def _first_records(fields: FieldSet, wanted: Wanted, reader: Reader) -> tuple[np
         return _made_records(fields, wanted, reader)
     ids: list[np.ndarray] = []
     numbers: list[np.ndarray] = []
-    low, high = world.bcast(_stretch(lead, reader, "looking for the first field's keys (fields)"))
+    runs = world.bcast(_stretches(lead, reader, "looking for the first field's keys (fields)"))
     with together(world, "finding the samples by their keys (fields)"):
-        begin, stop = even_split(high - low, world.size, world.rank)
-        for at in range(low + begin, low + stop, _KEYS):
-            these = np.arange(at, min(at + _KEYS, low + stop))
+        wanted_ids = np.concatenate([np.arange(low, high) for low, high in runs])
+        for these in _parts(wanted_ids[slice(*even_split(len(wanted_ids), world.size, world.rank))]):
             names = list(map(lead.parse, reader.index.keys(these)))
             good = np.array([one is not None for one in names], bool)
             ids.append(these[good])
@@ -237,7 +238,8 @@ def _made_records(fields: FieldSet, wanted: Wanted, reader: Reader) -> tuple[np.
     with together(world, "finding the samples by their keys (fields)"):
         begin, stop = even_split(len(numbers), world.size, world.rank)
         for mine in _parts(numbers[begin:stop]):
-            ids = _find(list(map(fields.makers[0].make, mine.tolist())), reader)
+            (stretch,) = reader.index.files.stretches  # of one file, which `find` has seen to
+            ids = _find(list(map(fields.makers[0].make, mine.tolist())), stretch, reader)
             if int(ids.min()) < 0:
                 number = int(mine[ids < 0][0])
                 key = fields.makers[0].make(number)
@@ -310,19 +312,27 @@ def _other_records(
             else:
                 assert isinstance(lead, Template)
                 names = list(map(lead.parse, reader.index.keys(first[mine].astype(np.int64))))
+            files = reader.index.files.of(first[mine])
             for maker, ids in zip(fields.makers[1:], found, strict=True):
-                ids.append(_find(list(map(maker.make, names)), reader))
+                keys = list(map(maker.make, names))
+                for number in np.unique(files).tolist():  # a sample lies in one file; `files` ascends
+                    low, high = np.searchsorted(files, [number, number + 1]).tolist()
+                    ids.append(_find(keys[low:high], reader.index.files.stretches[number], reader))
     return [_gathered(reader, ids) for ids in found]
 
 
-def _find(keys: list[bytes], reader: Reader) -> np.ndarray:
-    """i64[m]: the ids of the records with these keys; -1 where there is none. Not collective."""
-    index = reader.index
-    record = index.database.record
-    assert record is not None
-    order: Callable[[bytes], Any] = key_order(record.md_flags, index.snapshot.layout)
+def _record(stretch: Stretch) -> Db:
+    record = stretch.database.record
+    assert record is not None  # of an open index
+    return record
+
+
+def _find(keys: list[bytes], stretch: Stretch, reader: Reader) -> np.ndarray:
+    """i64[m]: the ids of the records of a file with these keys; -1 where there is none. Not collective."""
+    index, record = reader.index, _record(stretch)
+    order: Callable[[bytes], Any] = key_order(record.md_flags, stretch.database.snapshot.layout)
     if record.md_flags & MDB_INTEGERKEY and not record.md_flags & MDB_REVERSEKEY:
-        width = len(index.keys([0])[0])
+        width = len(index.keys([stretch.start])[0])
         keys = [key if len(key) == width else b"" for key in keys]  # others would pass for equal numbers
     found = np.full(len(keys), -1, np.int64)
     by_key = sorted(range(len(keys)), key=lambda i: order(keys[i]))
@@ -331,7 +341,7 @@ def _find(keys: list[bytes], reader: Reader) -> np.ndarray:
         return order(index.keys([record])[0])
 
     # Stretches of keys, and of the records among which they are.
-    todo = [(0, len(by_key), 0, index.n)]
+    todo = [(0, len(by_key), stretch.start, stretch.stop)]
     while todo:
         begin, stop, low, high = todo.pop()
         if begin == stop or low == high:
@@ -348,27 +358,27 @@ def _find(keys: list[bytes], reader: Reader) -> np.ndarray:
     return found
 
 
-def _stretch(template: Template, reader: Reader, doing: str) -> tuple[int, int]:
-    """On rank 0 [low, high) of the records among which the template's keys are; elsewhere anything. Collective."""
-    index, prefix = reader.index, template.prefix
-    record = index.database.record
-    assert record is not None
-    found = 0, index.n
+def _stretches(template: Template, reader: Reader, doing: str) -> list[tuple[int, int]]:
+    """On rank 0 [low, high) of the records of each file among which the template's keys are; elsewhere anything.
+    Collective."""
+    found: list[tuple[int, int]] = []
     with together(reader.world, doing):
-        if reader.world.rank == 0 and not record.md_flags & (MDB_INTEGERKEY | MDB_REVERSEKEY) and prefix:
-            found = _records_with(prefix, reader)
+        if reader.world.rank == 0:
+            found = [_records_with(template.prefix, stretch, reader) for stretch in reader.index.files.stretches]
     return found
 
 
-def _records_with(prefix: bytes, reader: Reader) -> tuple[int, int]:
-    """[low, high) of the records whose keys begin so, where keys are ordered as bytes. Not collective."""
-    index = reader.index
+def _records_with(prefix: bytes, stretch: Stretch, reader: Reader) -> tuple[int, int]:
+    """[low, high) of the records of a file whose keys begin so; all of them where keys are not ordered as bytes. Not
+    collective."""
+    if not prefix or _record(stretch).md_flags & (MDB_INTEGERKEY | MDB_REVERSEKEY):
+        return stretch.start, stretch.stop
 
     def begin(i: int) -> bytes:
-        return index.keys([i])[0][: len(prefix)]
+        return reader.index.keys([i])[0][: len(prefix)]
 
-    low = bisect_left(range(index.n), prefix, key=begin)
-    return low, bisect_right(range(index.n), prefix, lo=low, key=begin)
+    low = bisect_left(range(stretch.stop), prefix, lo=stretch.start, key=begin)
+    return low, bisect_right(range(stretch.stop), prefix, lo=low, key=begin)
 
 
 def _say_missing(fields: FieldSet, reader: Reader, numbers: np.ndarray, rest: list[np.ndarray]) -> None:
@@ -385,17 +395,18 @@ def _say_missing(fields: FieldSet, reader: Reader, numbers: np.ndarray, rest: li
 def _say_left_over(fields: FieldSet, reader: Reader, rest: list[np.ndarray]) -> None:
     """Say in one line that there are records of a later field without a first one, where their keys begin with a name
     of their own. On rank 0, if all samples are selected."""
-    record = reader.index.database.record
+    stretches = reader.index.files.stretches
     templates = [one for one in fields.makers if isinstance(one, Template)]
-    if len(templates) < len(fields.makers) or record is None or record.md_flags & (MDB_INTEGERKEY | MDB_REVERSEKEY):
+    unordered = any(_record(one).md_flags & (MDB_INTEGERKEY | MDB_REVERSEKEY) for one in stretches)
+    if len(templates) < len(fields.makers) or unordered:
         return
     for j, ids in enumerate(rest, 1):
         mine = templates[j].prefix
         others = [one.prefix for one in templates[:j] + templates[j + 1 :]]
         if not mine or any(one.startswith(mine) or mine.startswith(one) for one in others):
             continue
-        low, high = _records_with(mine, reader)
-        over = high - low - int((ids >= 0).sum())
+        there = sum(high - low for low, high in (_records_with(mine, one, reader) for one in stretches))
+        over = there - int((ids >= 0).sum())
         if over:
             _log.warning(
                 "%s: %d records whose keys begin with %s are in no sample: the first field, %r, has none for them",

@@ -238,7 +238,7 @@ class Host:
             file.open()
             file.share(True)
             fetcher = file.pool.fetcher
-            snapshot = read_snapshot(fetcher)
+            snapshot = read_snapshot(fetcher, tars=True)
             identity = identity_of(fetcher, [snapshot])
             if len(file.paths) > 1 or identity != asked.identity or snapshot.file_bytes != asked.file_bytes:
                 raise ParioError("the service's node sees another state of the file", path=path)

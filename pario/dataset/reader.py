@@ -354,7 +354,7 @@ def _newest(file: DataFile, db: bytes | None, *, sidecar: bool) -> tuple[tuple[S
     is enough."""
     pool = file.pool
     if len(file.fetchers) > 1:
-        return tuple(map(read_snapshot, file.fetchers)), None
+        return tuple(read_snapshot(one, tars=True) for one in file.fetchers), None
     saved: Saved | None = None
 
     def known(snapshot: Snapshot) -> bool:
@@ -362,7 +362,7 @@ def _newest(file: DataFile, db: bytes | None, *, sidecar: bool) -> tuple[tuple[S
         saved = find_saved(pool, snapshot, db, look=sidecar)
         return saved.places is not None
 
-    return (read_snapshot(pool.fetcher, believe=known),), saved
+    return (read_snapshot(pool.fetcher, believe=known, tars=True),), saved
 
 
 def _unpacked(reader: Reader, records: Records) -> Records:
@@ -430,11 +430,10 @@ def _compare(file: DataFile, paths: Sequence[str], snapshots: Sequence[Snapshot]
             hint="Wait until all nodes see the same files, or name them in a list.",
         )
     for fetcher, snapshot in zip(file.fetchers, snapshots, strict=True):
-        mine = read_snapshot(fetcher, believe=snapshot.__eq__)
+        mine = read_snapshot(fetcher, believe=snapshot.__eq__, tars=True)
         if mine != snapshot:
             raise _OtherStateError(
-                f"this node sees another file than rank 0: transaction {mine.txnid} with "
-                f"{mine.main.md_entries} entries, against {snapshot.txnid} with {snapshot.main.md_entries}",
+                f"this node sees another file than rank 0: {mine.said}, against {snapshot.said}",
                 path=fetcher.path,
                 rank=rank,
                 hint="Bring the copies on all nodes up to date.",

@@ -52,7 +52,7 @@ def open_served(
                 path = os.path.abspath(file.path)
                 told, lease = asking.ask_service(asking.here(folder), path, identity, grid, waits=waits)
             # What the identity is of must be what the ranks read.
-            if told is not None and read_snapshot(file.pool.fetcher) != snapshot:
+            if told is not None and read_snapshot(file.pool.fetcher, tars=True) != snapshot:
                 _close(lease)
                 told, lease = None, -1
         told = world.node_bcast(told)

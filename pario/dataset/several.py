@@ -94,12 +94,13 @@ def checks_of(file: DataFile, index: Index, number: int, trusted: bool) -> Check
     record = database.record
     dups = record is not None and bool(record.md_flags & MDB_DUPSORT)
     several = len(index.files) > 1
+    nodes = not trusted and database.snapshot.has_pages
 
     def fetcher() -> Fetcher:
         pool = file.pool  # opens the files
         return file.fetchers[number] if several else pool.fetcher
 
-    return Checked(fetcher, database.path, database.snapshot, nodes=not trusted, dups=dups)
+    return Checked(fetcher, database.path, database.snapshot, nodes=nodes, dups=dups)
 
 
 def trees_of(file: DataFile, index: Index) -> list[Db]:

@@ -14,7 +14,7 @@ from pario.feed.source import Context
 from pario.fetch.joined import bases_of
 from pario.plan.stream import Work
 from pario.tiers.fill import Filler
-from pario.tiers.local_fill import LocalFill
+from pario.tiers.local_fill import LocalFill, can_compare
 from pario.tiers.memory import MemoryTier
 
 
@@ -46,7 +46,7 @@ def begin_fill(context: Context, work: Work, memory: MemoryTier) -> Fill | None:
             context.ring.fail(context.world.rank, describe(error))
 
     chunks, usual = _first_uses(context, work, memory, held, used), context.options.usual_inflight
-    if stage.local and stage.is_plain:
+    if stage.local and stage.is_plain and can_compare(reader.file.fetchers, reader.snapshots):
         bases = bases_of([snapshot.file_bytes for snapshot in reader.snapshots]).tolist()
         files = list(zip(reader.file.fetchers, reader.snapshots, bases, strict=True))
         counts = context.stats, stage.count

@@ -32,6 +32,10 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 #: a number in the name of a file, as C prints it: data.%04d.lmdb
 _NUMBER = re.compile(r"%(0?\d*)d")
+#: a range of numbers in it, as the shell writes it: shard-{000..099}.tar
+_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+#: A range of more files is a slip of the pen.
+_MOST_FILES = 1 << 20
 #: In a folder, these are LMDBs; what a pattern finds is one unless it ends like this.
 _LMDB_NAMES = (".lmdb", ".mdb")
 _OTHER_NAMES = ("-lock", "lock.mdb", ".pario.index", ".pario.sums")
@@ -52,8 +56,8 @@ def open_datasets(given: Sequence[str], fetcher: Callable[[str], F]) -> list[lis
     finds, or all LMDBs of a folder that is none itself.
 
     A name with `%d` or `%04d` stands for files with numbers in their place, in the order of the numbers, one of which
-    must not be missing; `*`, `?` and `[...]` for what the shell would find, in the order of the names. A path that
-    exists is that path.
+    must not be missing; `{000..099}` for all these numbers; `*`, `?` and `[...]` for what the shell would find, in the
+    order of the names. A path that exists is that path.
 
     Raises FileError, MissingError among them, and OptionError if a file is named twice. Then none is open.
     """
@@ -83,6 +87,12 @@ def _expanded(path: str) -> list[str]:
     """The paths that a pattern finds; `path` itself if it is none. Raises MissingError."""
     path = os.path.expanduser(path)
     folder, name = os.path.split(path)
+    if (span := _RANGE.search(path)) and not os.path.lexists(path):
+        first, last = map(int, span.groups())
+        if not 0 <= last - first < _MOST_FILES:
+            raise MissingError(f"{span[0]} stands for {last - first + 1:,} files", path=path)
+        each = (f"{number:0{len(span[1])}d}" for number in range(first, last + 1))
+        return [one for number in each for one in _expanded(path[: span.start()] + number + path[span.end() :])]
     numbers = _NUMBER.findall(name)
     if not (numbers or has_magic(path)) or os.path.lexists(path):
         return [path]

@@ -14,9 +14,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from pario.errors import CorruptedError, ParioError, SnapshotError
+from pario.errors import CorruptedError, FileError, ParioError, SnapshotError
 from pario.fetch.base import Fetcher
 from pario.format.meta import EXPLAIN_BYTES, Snapshot, explain, newest, page_size, sniff
+from pario.format.tar import BLOCK, TarSnapshot, is_header
 from pario.kernels.nodes import FILE
 
 #: What the first read brings: both meta pages, at the usual page size.
@@ -24,25 +25,32 @@ _HEAD_BYTES = 8192
 #: Meta pages are read until two reads agree. A commit takes microseconds to write its meta page.
 _TRIES = 20
 _PAUSE_S = 0.002
+#: No kernel's clock for files ticks less often.
+_TICK_S = 0.02
 
 
-def read_snapshot(fetcher: Fetcher, believe: Callable[[Snapshot], bool] | None = None) -> Snapshot:
+def read_snapshot(
+    fetcher: Fetcher, believe: Callable[[Snapshot], bool] | None = None, *, tars: bool = False
+) -> Snapshot:
     """The newest committed state of the file. Reads the two meta pages, twice: a writer may be at work on them.
 
     believe : one read is enough if this is true of what it brought: it is known already from elsewhere
+    tars : a tar will do
 
     Raises InvalidError (EncryptedError, VersionMismatchError among them), CorruptedError, SnapshotError; all with path.
     """
     try:
-        return _read_snapshot(fetcher, believe)
+        return _read_snapshot(fetcher, believe, tars)
     except ParioError as e:
         e.at(path=fetcher.path)
         raise
 
 
-def _read_snapshot(fetcher: Fetcher, believe: Callable[[Snapshot], bool] | None) -> Snapshot:
+def _read_snapshot(fetcher: Fetcher, believe: Callable[[Snapshot], bool] | None, tars: bool) -> Snapshot:
     head = fetcher.pread(0, _HEAD_BYTES)
     layout = sniff(head)
+    if layout is None and tars and is_header(head[:BLOCK]):
+        return _tar_snapshot(fetcher, believe)
     if layout is None:
         raise explain(fetcher.pread(0, EXPLAIN_BYTES), fetcher.nbytes, fetcher.path)
     both = 2 * page_size(head, layout)
@@ -80,6 +88,34 @@ def _read_snapshot(fetcher: Fetcher, believe: Callable[[Snapshot], bool] | None)
     return snapshot
 
 
+def _tar_snapshot(fetcher: Fetcher, believe: Callable[[Snapshot], bool] | None) -> Snapshot:
+    """The state that the file had when it was opened: what changes it from now on changes the time of its last change.
+    That may be as coarse as a tick of the kernel's clock, so a file that was written just now must become older."""
+    status = fetcher.files[0].status()
+    snapshot = TarSnapshot.of(status.st_size, status.st_mtime_ns)
+    age_s = time.time() - status.st_mtime
+    if 0 <= age_s < _TICK_S:
+        time.sleep(_TICK_S - age_s)
+    check_snapshot(fetcher, snapshot)
+    if believe is not None:
+        believe(snapshot)
+    return snapshot
+
+
+def _check_tar(fetcher: Fetcher, snapshot: Snapshot) -> None:
+    try:
+        now = os.fstat(fetcher.files[0].fileno())
+    except OSError as e:
+        raise FileError(f"cannot look at it: {e.strerror}", path=fetcher.path) from e
+    if (now.st_size, now.st_mtime_ns) != (snapshot.file_bytes, snapshot.txnid):
+        raise SnapshotError(
+            f"the tar was changed while it was read: we read {snapshot.said}, "
+            f"and now it has {TarSnapshot.of(now.st_size, now.st_mtime_ns).said}",
+            path=fetcher.path,
+            hint="Read a file that nobody writes: write a new one and rename it; or open it again and repeat",
+        )
+
+
 def check_snapshot(fetcher: Fetcher, snapshot: Snapshot) -> None:
     """Call it after reading pages of `snapshot` and before trusting them; one pread of a page's size.
 
@@ -87,6 +123,8 @@ def check_snapshot(fetcher: Fetcher, snapshot: Snapshot) -> None:
     was written over with a file of the same shape, to the last page and record, and of the same transaction number
     looks the same; no other does.)
     """
+    if not snapshot.has_pages:
+        return _check_tar(fetcher, snapshot)
     size, stamp = snapshot.page_size, snapshot.stamp
     both = fetcher.pread(0, size + len(stamp))
     if len(both) < size + len(stamp):

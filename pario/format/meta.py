@@ -99,6 +99,21 @@ class Snapshot:
         return self.word == 8 and self.byteorder == "little"
 
     @property
+    def has_pages(self) -> bool:
+        """False of a tar (tar.py): nothing beside a value says that it is one, and the file's status says its state."""
+        return True
+
+    @property
+    def value_bytes(self) -> tuple[int, int]:
+        """[begin, end) of the file's bytes among which values lie."""
+        return NUM_METAS * self.page_size, (self.last_pgno + 1) * self.page_size
+
+    @property
+    def said(self) -> str:
+        """The state in words."""
+        return f"transaction {self.txnid} with {self.main.md_entries} entries"
+
+    @property
     def txnid_words(self) -> tuple[int, int]:
         """File offsets of `mm_txnid` in both meta pages."""
         layout = self.layout

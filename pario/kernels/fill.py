@@ -29,6 +29,11 @@ SNAPSHOT, NO_MEMORY, SHORT = -1, -2, -3
 #: Number of the system call futex, and 0 where it is unknown: those that wait look often enough by themselves.
 FUTEX = {"x86_64": 202, "aarch64": 98, "ppc64le": 221, "riscv64": 98, "s390x": 238}.get(platform.machine(), 0)
 _WAKE, _EVERYBODY = 1, 0x7FFFFFFF
+#: Number of the system call statx, whose struct is the same everywhere; 0 where it is unknown. Of an open file, size
+#: and time of the last change.
+STATX = {"x86_64": 332, "aarch64": 291, "ppc64le": 383, "riscv64": 291, "s390x": 379}.get(platform.machine(), 0)
+_EMPTY_PATH, _MASK = 0x1000, 0x240
+_STATX_BYTES, _SIZE_AT, _TIME_AT = 256, 40, 112
 _THREAD_CPU, _MONOTONIC = 3, 1
 _PAGE = 4096
 #: Pauses in microseconds: while nothing may be taken, and the longest of a thread that has had its share.
@@ -106,11 +111,25 @@ def _copy(fd, direct, offset, nbytes, memory, to, buffer):  # type: ignore[no-un
 
 @inner
 def _is_ours(fd, at, stamp, found):  # type: ignore[no-untyped-def]
-    """Whether the snapshot's meta page, at this offset, still begins with its stamp."""
+    """Whether the snapshot's meta page, at this offset, still begins with its stamp; -1: whether the file's size and
+    time are those of the stamp. found : u8[...], at least as long as the stamp, and longer than struct statx"""
+    if at < 0:
+        found[-1] = 0  # the empty path
+        path, to = _long(found.ctypes.data + len(found) - 1), _long(found.ctypes.data)
+        if system_call(_long(STATX), _long(fd), path, _long(_EMPTY_PATH), _long(_MASK), to, _long(0)) != 0:
+            return False
+        time = found[_TIME_AT : _TIME_AT + len(stamp) - 8]
+        return (found[_SIZE_AT : _SIZE_AT + 8] == stamp[:8]).all() and (time == stamp[8:]).all()
     _, got = read_whole(fd, at, len(stamp), found.ctypes.data)
     if got < len(stamp):
         return False
     return (found[: len(stamp)] == stamp).all()
+
+
+@kernel
+def has_status(fd, stamp):  # type: ignore[no-untyped-def]
+    """Whether the system says that this open file has the size and time of the stamp (u8[20])."""
+    return STATX != 0 and _is_ours(fd, -1, stamp, np.empty(_STATX_BYTES + 1, np.uint8))
 
 
 @kernel
@@ -120,14 +139,15 @@ def fill_chunks(order, words, states, coming, head, files, stamps, chunk_bytes, 
     order : i64[n]; words : i64[WORDS], shared by the threads of a fill
     states, coming, head : of the tier's `ChunkStates`
     files : i64[f, 6], of each file: its descriptor, one that bypasses the page cache or -1, the address at which it
-        begins, its bytes, the offset of the snapshot's meta page, the length of its stamp; no chunk lies in two files
-    stamps : u8[f, k], what each of these meta pages begins with
+        begins, its bytes, the offset of the snapshot's meta page or -1, the length of its stamp; no chunk lies in two
+        files
+    stamps : u8[f, k], what each of these meta pages begins with, or the file's size and time
     memory : descriptor of the tier's data; buffer : u8[a chunk, in whole pages], of this thread
     share : the most of a core that this thread takes; 0: the time that cores are idle, or `least` where a sandbox
         refuses that priority. It is taken here, beside the interpreter, whose lock such a thread would otherwise hold
         for seconds on a busy machine.
     """
-    found, time = np.empty(stamps.shape[1], np.uint8), np.zeros(2, np.int64)
+    found, time = np.empty(max(stamps.shape[1], _STATX_BYTES + 1), np.uint8), np.zeros(2, np.int64)
     if share == 0 and _schedule(types.intc(0), types.intc(os.SCHED_IDLE), types.uintp(time.ctypes.data)) != 0:
         share = least
     begin, spent = _seconds(_MONOTONIC, time), _seconds(_THREAD_CPU, time)

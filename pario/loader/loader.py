@@ -53,7 +53,7 @@ class Loader(Generic[B]):
 
     Parameters
     ----------
-    path : the LMDB: its data file, or the directory that holds data.mdb. Several LMDBs as one dataset
+    path : the LMDB: its data file, or the directory that holds data.mdb; or a tar. Several of them as one dataset
         (docs/selections.md): a list of paths, a pattern such as "data.%04d.lmdb" or "data.*.lmdb", or a directory of
         LMDBs; the records of one come behind those of another
     batch_size : records per rank and step; or a `pario.Budget`, what a batch may cost (docs/selections.md)

@@ -18,6 +18,7 @@ from pario.locate.hidden import entry_at, find_entry, hide
 from pario.locate.index import KeyTable, Places, RecordIndex, arrange, key_table
 from pario.locate.meta import find_meta, meta_in
 from pario.locate.sidecar import Mark, Saved, Trustees, find_saved, open_keys, same_sidecar, save_any
+from pario.locate.tars import build_tar
 from pario.locate.walk import Begun, Located, begin, build, check_size
 from pario.records import EXTENT
 
@@ -79,9 +80,10 @@ def open_index(
     database, saved, trustees = _look(database, pool, world, saved)
     if database.record is not None:
         return _complete(Whole(database, saved, 0), world)
-    begun = begin(pool, database, world)
-    database = replace(database, record=begun[1])
-    if grow is not None:
+    begun: Begun | None = None
+    if grow is not None and database.snapshot.has_pages:
+        begun = begin(pool, database, world)
+        database = replace(database, record=begun[1])
         growing = _growing(database, trustees, pool, world, begun, grow, keep_keys=save and world.rank == 0)
         if growing is not None:
             return growing
@@ -113,9 +115,8 @@ def open_joined(
         database, saved, trustees = _look(database, pool, world, None)
         whole = Whole(database, saved, 0)
         if database.record is None:
-            begun = begin(pool, database, world)
-            database = replace(database, record=begun[1])
-            whole = _walk(Saved(database, trustees), pool, world, begun, save, progress)
+            whole = _walk(Saved(database, trustees), pool, world, None, save, progress)
+            database = whole.database
         told, table = _told(whole, world)
         keys.append(table)
         part = Part(database, told.n, told.mean_bytes, told.meta, whole.bytes_read, told.sidecar, told.entry)
@@ -154,12 +155,18 @@ def _walk(
     saved: Saved,
     pool: ReadPool | None,
     world: AnyWorld,
-    begun: Begun,
+    begun: Begun | None,
     save: bool,
     progress: Callable[[int, int], None] | None,
 ) -> Whole:
-    """All of the database, read from its leaf pages. Collective."""
-    located = build(pool, saved.database, world, progress, begun=begun)
+    """All of the database, read from its leaf pages, or from the headers of a tar. Collective."""
+    database = saved.database
+    if not database.snapshot.has_pages:
+        saved.database, located = build_tar(pool, database, world)
+    else:
+        begun = begun or begin(pool, database, world)
+        saved.database = replace(database, record=begun[1])
+        located = build(pool, saved.database, world, progress, begun=begun)
     with together(world, "saving the index"):
         if world.rank == 0:
             assert pool is not None

@@ -34,7 +34,6 @@ import numpy as np
 
 from pario.errors import SnapshotError
 from pario.fetch.pool import ReadPool
-from pario.format.layout import NUM_METAS
 from pario.format.meta import Snapshot
 from pario.locate.database import Database, state_digest
 from pario.locate.index import KeyTable, Places, content_id_of
@@ -233,7 +232,7 @@ def _places_in(said: dict[str, Any], arrays: dict[str, StoredArray], snapshot: S
     _check_keys(said, arrays, n)
     if n < 1 or content_id_of(found) != said["content_id"]:
         raise ValueError("its extents do not fit their checksum")
-    first, end = NUM_METAS * snapshot.page_size, (snapshot.last_pgno + 1) * snapshot.page_size
+    first, end = snapshot.value_bytes
     offsets, nbytes = found["offset"], found["nbytes"]
     # Compared without a sum, which could overflow.
     if (offsets < first).any() or (nbytes < 0).any() or (nbytes > end - offsets).any():

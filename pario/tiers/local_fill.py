@@ -25,7 +25,20 @@ from pario.errors import ParioError
 from pario.fetch.base import Fetcher, read_error
 from pario.fetch.snapshot import check_snapshot
 from pario.format.meta import Snapshot
-from pario.kernels.fill import CLOSED, DONE, LIMIT, NEXT, NO_MEMORY, SNAPSHOT, STATUS, STOP, WHERE, WORDS, fill_chunks
+from pario.kernels.fill import (
+    CLOSED,
+    DONE,
+    LIMIT,
+    NEXT,
+    NO_MEMORY,
+    SNAPSHOT,
+    STATUS,
+    STOP,
+    WHERE,
+    WORDS,
+    fill_chunks,
+    has_status,
+)
 from pario.stats.rank import RankStats
 from pario.threads import at_end, lanes
 from pario.tiers.memory import MemoryTier
@@ -39,6 +52,14 @@ _LOOK_S = 0.02
 _LARGE = 2 << 20
 #: The part of the node's cores that a fill takes if it must.
 _SHARE = 0.1
+
+
+def can_compare(fetchers: Sequence[Fetcher], snapshots: Sequence[Snapshot]) -> bool:
+    """Whether the kernel sees the state of each file: that of one without pages the system must tell."""
+    return all(
+        state.has_pages or has_status(fetcher.files[0].fileno(), np.frombuffer(state.stamp, np.uint8))
+        for fetcher, state in zip(fetchers, snapshots, strict=True)
+    )
 
 
 class LocalFill:
@@ -114,7 +135,8 @@ class LocalFill:
                 with suppress(OSError):
                     direct = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
                     self._fds.append(direct)
-            rows.append((fd, direct, base, state.file_bytes, state.meta * state.page_size, len(state.stamp)))
+            stamp_at = state.meta * state.page_size if state.has_pages else -1
+            rows.append((fd, direct, base, state.file_bytes, stamp_at, len(state.stamp)))
         return np.array(rows, np.int64)
 
     def _copy(self, share: float) -> None:
