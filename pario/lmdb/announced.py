@@ -2,7 +2,7 @@
 
     will_read(keys) --> leaf pages --> runs of the values --> reads, as many in flight as the law of the depth says
 
-Whoever asks for one of them, in any process of the node, finds it there; the kernel lets him wait for one that is being
+Any process of the node that asks for one of them finds it there; the kernel lets it wait for one that is being
 read, and reads it once. It is advice: what is wrong with a key or a page, its reader is told.
 """
 
@@ -110,7 +110,7 @@ class Announced:
                     "ahead. PARIO_TIERS=memory:auto keeps a copy in the node's memory (docs/tiers.md)",
                     self.file.path,
                 )
-        except (ParioError, OSError) as e:  # whoever asks for it meets the error
+        except (ParioError, OSError) as e:  # its reader meets the error
             if not self._lookers.has_ended:
                 _log.info("%s: records that were announced are not read ahead: %s", self.file.path, e)
 

@@ -18,7 +18,6 @@ from pario.locate.hidden import entry_at, find_entry, hide
 from pario.locate.index import KeyTable, Places, RecordIndex, arrange, key_table
 from pario.locate.meta import find_meta, meta_in
 from pario.locate.sidecar import Mark, Saved, Trustees, find_saved, open_keys, same_sidecar, save_any
-from pario.locate.tars import build_tar
 from pario.locate.walk import Begun, Located, begin, build, check_size
 from pario.records import EXTENT
 
@@ -162,6 +161,8 @@ def _walk(
     """All of the database, read from its leaf pages, or from the headers of a tar. Collective."""
     database = saved.database
     if not database.snapshot.has_pages:
+        from pario.locate.tars import build_tar
+
         saved.database, located = build_tar(pool, database, world)
     else:
         begun = begun or begin(pool, database, world)

@@ -20,7 +20,6 @@ from pario.format.tree import Tree, named_database
 from pario.locate.database import Database
 from pario.locate.index import KeyTable, Places
 from pario.locate.leaves import LeafScan
-from pario.locate.tars import probe_tar
 from pario.locate.walk import PageReader
 
 #: Leaf pages, besides the first and the last one, and branch pages of a level that lead to them. A file with no more
@@ -44,6 +43,8 @@ def probe(pool: ReadPool, database: Database, places: Places, keys: KeyTable) ->
     """
     snapshot = database.snapshot
     if not snapshot.has_pages:
+        from pario.locate.tars import probe_tar
+
         return probe_tar(pool, database, places, keys)
     pages = PageReader(lambda: pool, snapshot)
     record = snapshot.main
