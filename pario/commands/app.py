@@ -159,7 +159,7 @@ def head(path: str, count: int, db: str | None, decoder: str | None, select: str
 def verify(path: str, db: str | None) -> int:
     """Read the whole file and look for damage.
 
-    Checks that all pages in use have valid headers and bounds, that no page is used twice, that
+    Checks that all pages in use have valid headers and bounds, that no page is used twice or both used and free, that
     keys are in order, that the number of records is right, that every byte can be read, that the index matches, and
     that every value still has the checksum that `data checksum` saved, if it did. Prints each fault with its file,
     page, offset and record. The exit status is 1 if there is any.

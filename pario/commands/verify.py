@@ -15,7 +15,7 @@ import numpy as np
 from pario.commands.dataset import Dataset, name_of, pieces
 from pario.commands.screen import counted, decimal_bytes, screen, seconds
 from pario.commands.verify_pages import PageUse
-from pario.commands.verify_tree import TreeCheck, leaf_pages
+from pario.commands.verify_tree import TreeCheck, check_free_list, leaf_pages
 from pario.decode.unpacking import laid_out
 from pario.errors import ChecksumError, CorruptedError, FileError, ParioError
 from pario.fetch.snapshot import check_snapshot
@@ -42,12 +42,13 @@ def verify(path: str, db: str | None) -> int:
     started = time.perf_counter()
     screen.tell(faults=[], databases=[])
     use = PageUse(dataset.snapshot)
-    damages, names = _database(dataset, use, None if db is None else db.encode())
+    damages = _free_list(dataset, use)
+    found, names = _database(dataset, use, None if db is None else db.encode())
+    damages += found
     if db is None:
         for name in names:
             damages += _database(dataset, use, name)[0]
-    count, errors = use.twice(dataset.world)
-    damages += _say(dataset, "pages", list(errors), count)
+    damages += _pages(dataset, use, whole=db is None and damages == 0)
     check = partial(check_snapshot, dataset.fetcher, dataset.snapshot)
     dataset.together(check, "looking whether a writer was at work")
     took = seconds(time.perf_counter() - started)
@@ -55,9 +56,9 @@ def verify(path: str, db: str | None) -> int:
     screen.say(
         f"damaged in {counted(damages, 'place')}; the search took {took}"
         if damages
-        else f"no damage found, in {took}. Checked: page headers, bounds and numbers; that no page is used twice; "
-        "key order; counts; every byte could be read. Not checked: what the bytes mean (LMDB keeps no "
-        "checksum; pario's: see above), free pages."
+        else f"no damage found, in {took}. Checked: page headers, bounds and numbers; that no page is used twice, or "
+        "used and free; key order; counts; every byte could be read. Not checked: what the bytes mean (LMDB keeps no "
+        "checksum; pario's: see above), what is in free pages."
     )
     dataset.close()
     return 1 if damages else 0
@@ -74,6 +75,18 @@ def _say(dataset: Dataset, words: str, damages: list[ParioError], count: int | N
     return count
 
 
+def _free_list(dataset: Dataset, use: PageUse) -> int:
+    """Number of damages in the list of free pages, which rank 0 looks at. Collective."""
+
+    def look() -> list[ParioError]:
+        if dataset.world.rank:
+            return []
+        return [fault.error for fault in check_free_list(dataset, use)]
+
+    found = dataset.together(look, "reading the list of free pages")
+    return _say(dataset, "list of free pages", dataset.world.bcast(found))
+
+
 def _database(dataset: Dataset, use: PageUse, name: bytes | None) -> tuple[int, list[bytes]]:
     """(number of damages, names of the databases that lie in this one). Collective."""
     words = "main database" if name is None else f'database "{name_of(name)}"'
@@ -86,15 +99,15 @@ def _database(dataset: Dataset, use: PageUse, name: bytes | None) -> tuple[int, 
         return 0, []
     packing, hidden, of_entry = _packing(dataset, tree)
     saved, beside = _saved_sums(dataset, name, tree.db.md_entries - hidden)
-    check = TreeCheck(dataset, tree, use, sums=saved is not None)
+    check = TreeCheck(dataset, tree, f"the {words}", use, sums=saved is not None)
 
     def find_leaves() -> np.ndarray | None:
-        return leaf_pages(tree, use, check.faults) if world.rank == 0 else None
+        return leaf_pages(tree, use, f"the {words}", check.faults) if world.rank == 0 else None
 
     leaves = world.share_array(dataset.together(find_leaves, "reading the branch pages"))
     check.walk(leaves)
     first = world.exscan(check.records)
-    overflow_pages = world.allreduce_sum(check.read_values())
+    overflow_pages = world.allreduce_sum(check.read_values(first))
     own = [e if record is None else e.at(record=first + record) for e, record in check.faults]
     shares = world.allgather((check.records, sum(check.sizes), check.names, own))
     records, value_bytes = (sum(share[k] for share in shares) for k in (0, 1))
@@ -221,6 +234,20 @@ def _note_counters(tree: Tree, words: str, leaf_count: int, overflow_pages: int)
         f"{words}: note: its statistics say {d.md_leaf_pages:,} leaf pages and {d.md_overflow_pages:,} overflow pages; "
         f"found: {leaf_count:,} and {overflow_pages:,}"
     )
+
+
+def _pages(dataset: Dataset, use: PageUse, *, whole: bool) -> int:
+    """Number of page ranges that are used twice. Collective.
+
+    whole : all trees were looked at and are sound, so that the pages can be counted
+    """
+    count, errors = use.twice(dataset.world)
+    _say(dataset, "pages", list(errors), count)
+    if whole and not count and dataset.world.rank == 0:
+        used, free, lost = use.totals()
+        more = f"; {lost:,} neither used nor free: lost to LMDB, and harmless" if lost else ""
+        screen.say(f"pages: {used:,} in use, {free:,} free{more}")
+    return count
 
 
 def _index_agrees(dataset: Dataset, name: bytes | None, check: TreeCheck, records: int, first: int) -> list[ParioError]:

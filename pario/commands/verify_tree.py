@@ -14,15 +14,15 @@ from xxhash import xxh3_64_intdigest
 
 from pario.commands.dataset import Dataset, pieces
 from pario.commands.screen import screen
-from pario.commands.verify_pages import PageUse
+from pario.commands.verify_pages import Claim, PageUse
 from pario.errors import CorruptedError, FileError, ParioError
-from pario.format.layout import F_BIGDATA, F_SUBDATA, P_OVERFLOW
+from pario.format.layout import F_BIGDATA, F_SUBDATA, MDB_INTEGERKEY, NUM_METAS, P_OVERFLOW
 from pario.format.meta import Snapshot
 from pario.format.page import Node, Page, SubPage
 from pario.format.tree import Tree, check_ascending, clean_name, dup_order
 from pario.plan.schedule import even_split
 
-__all__ = ["TreeCheck", "leaf_pages"]
+__all__ = ["TreeCheck", "check_free_list", "leaf_pages", "spelt_out"]
 
 #: Leaf pages between two looks at the progress bar.
 STRIDE = 64
@@ -39,11 +39,12 @@ class Fault(NamedTuple):
     record: int | None
 
 
-def leaf_pages(tree: Tree, use: PageUse, faults: list[Fault]) -> np.ndarray:
+def leaf_pages(tree: Tree, use: PageUse, words: str, faults: list[Fault]) -> np.ndarray:
     """i64[k], page numbers of the leaves in key order, each once. Damaged branch pages are noted, and passed over."""
     pages = np.array([tree.db.md_root], np.int64)
     for level in range(1, tree.db.md_depth + 1):
         kind = "leaf" if level == tree.db.md_depth else "branch"
+        use.claim(Claim(f"a {kind} page of {words}", pages))
         pages = pages[use.mark(pages)]
         if kind == "leaf":
             return pages
@@ -64,6 +65,7 @@ class TreeCheck:
     ----------
     dataset : the file
     tree : of a database
+    words : what messages call it: "the main database"
     use : takes the pages that are seen
     sums : also sum up the values
 
@@ -76,7 +78,7 @@ class TreeCheck:
     faults : what is damaged
     """
 
-    def __init__(self, dataset: Dataset, tree: Tree, use: PageUse, *, sums: bool = False) -> None:
+    def __init__(self, dataset: Dataset, tree: Tree, words: str, use: PageUse, *, sums: bool = False) -> None:
         self.offsets, self.sizes, self.runs = array("q"), array("q"), array("q")
         self.sums = array("Q") if sums else None
         self.names: list[bytes] = []
@@ -84,9 +86,11 @@ class TreeCheck:
         self.faults: list[Fault] = []
         self._dataset = dataset
         self._tree = tree
+        self._words = words
         self._use = use
         #: its trees of duplicates are read page by page, each page once
         self._dups = Tree(self._read_dup_page, tree.snapshot, tree.db)
+        self._dup_pages, self._dup_records = array("q"), array("q")
 
     @property
     def records(self) -> int:
@@ -174,14 +178,17 @@ class TreeCheck:
             raise node.page.fault(f"key {node.key!r} has {found:,} duplicates, its entry says {said:,}")
 
     def _read_dup_page(self, pgno: int) -> bytes:
+        self._dup_pages.append(pgno)
+        self._dup_records.append(self.records)
         if not self._use.mark(np.array([pgno], np.int64))[0]:
             raise ReadTwice(f"page {pgno} is used more than once")
         return self._dataset.read_page(pgno)
 
-    def read_values(self) -> int:
+    def read_values(self, first: int) -> int:
         """Read all values that lie on overflow pages, in file order, and look at the page header before each.
 
-        Returns how many overflow pages their headers claim.
+        first : id of this rank's first record
+        Returns how many overflow pages their headers claim. Keeps the claims of this rank's records.
         """
         s = self._dataset.snapshot
         ids = np.array(self.runs, np.int64)
@@ -189,10 +196,15 @@ class TreeCheck:
         order = np.argsort(pages, kind="stable")
         ids, pages = ids[order], pages[order]
         sizes = np.array(self.sizes, np.int64)[ids]
-        counts = _pages_of(s, sizes)
+        needs = _pages_of(s, sizes)
+        counts = needs.copy()
         for part in pieces(sizes + s.header, "values"):
             self._read_chunk(ids[part], pages[part], sizes[part], counts[part])
         self._use.mark_runs(pages, counts)
+        self._use.claim(Claim(f"the value of record {{}} of {self._words}", pages, counts, needs, first + ids))
+        dup_records = first + np.array(self._dup_records, np.int64)
+        dup_pages = np.array(self._dup_pages, np.int64)
+        self._use.claim(Claim(f"the duplicates from record {{}} of {self._words} on", dup_pages, records=dup_records))
         return int(counts.sum())
 
     def _read_chunk(self, ids: np.ndarray, pages: np.ndarray, sizes: np.ndarray, counts: np.ndarray) -> None:
@@ -268,3 +280,90 @@ def read_runs(
 def _pages_of(s: Snapshot, sizes: np.ndarray) -> np.ndarray:
     """i64[k], pages that overflow runs with values of these sizes need."""
     return (s.header - 1 + sizes + s.sum_size) // s.page_size + 1
+
+
+def check_free_list(dataset: Dataset, use: PageUse) -> list[Fault]:
+    """Look at the tree that says which pages are free; returns what is damaged. On rank 0."""
+    s = dataset.snapshot
+    faults: list[Fault] = []
+    db = s.free
+    empty = db.md_root < 0
+    if empty != (db.md_depth == 0) or empty != (db.md_entries == 0):
+        root = "no root" if empty else f"root page {db.md_root}"
+        what = f"the list of free pages has {db.md_entries} entries, depth {db.md_depth} and {root}"
+        return [Fault(CorruptedError(what, page=s.meta), None)]
+    if empty:
+        return faults
+    # Its record in the meta page holds other things in place of flags and item size.
+    tree = dataset.tree(db._replace(md_flags=MDB_INTEGERKEY, md_pad=0))
+    entries = 0
+    last: bytes | None = None
+    for pgno in leaf_pages(tree, use, "the list of free pages", faults).tolist():
+        try:
+            leaf = tree.page(pgno, db.md_depth)
+            for i in range(leaf.n):
+                node = leaf.node(i)
+                if last is not None:
+                    check_ascending(tree.order, last, node.key, leaf)
+                last = node.key
+                use.free(_free_pages(dataset, node, use))
+                entries += 1
+        except FileError as e:
+            faults.append(Fault(e, None))
+            last = None
+    if not faults and entries != db.md_entries:
+        what = f"the list of free pages has {entries:,} entries, but says it has {db.md_entries:,}"
+        faults.append(Fault(CorruptedError(what, page=db.md_root), None))
+    return faults
+
+
+def _free_pages(dataset: Dataset, node: Node, use: PageUse) -> np.ndarray:
+    """i64[k], the pages that one transaction left free: a count, then page numbers from the highest to the lowest (in
+    format 2, of which there was no release, in the order of lmdb-js: `spelt_out`)."""
+    s = dataset.snapshot
+    word = s.word
+    if node.flags & F_BIGDATA:
+        run = node.overflow()
+        counts = np.array([run.pages])
+        pages = np.array([run.pgno])
+        faults = read_runs(dataset, pages, np.array([run.nbytes]), counts, slice(None))
+        use.mark_runs(pages, counts)
+        use.claim(Claim("an entry of the list of free pages", pages, counts, np.array([run.pages])))
+        if faults:
+            raise faults[0][1]
+        value: bytes | memoryview = dataset.fetcher.pread(run.offset, run.nbytes)
+    elif node.flags == 0:
+        value = node.data
+    else:
+        raise node.page.fault(f"item {node.i} of the list of free pages has flags {node.flags:#x}", node.key_start)
+    numbers = np.frombuffer(value, f"{'<' if s.byteorder == 'little' else '>'}u{word}", count=len(value) // word)
+    # LMDB reserves entries before it knows how many pages they will hold: some are longer than their count says.
+    count = int(numbers[0]) if len(numbers) else -1
+    if node.key_stop - node.key_start != word or len(value) % word or not 0 <= count < len(numbers):
+        raise node.page.fault(
+            f"item {node.i} of the list of free pages has a key of {node.key_stop - node.key_start} bytes, "
+            f"{len(value)} bytes and a count of {count:,}",
+            node.key_start,
+        )
+    said = numbers[1 : count + 1].astype(np.int64)
+    pages = spelt_out(said, s.last_pgno) if s.version == 2 else said
+    descend = s.version == 2 or not (pages[1:] >= pages[:-1]).any()
+    if ((pages < NUM_METAS) | (pages > s.last_pgno)).any() or not descend:
+        raise node.page.fault(
+            f"item {node.i} of the list of free pages holds numbers that do not descend, or that are not in "
+            f"{NUM_METAS}..{s.last_pgno}",
+            node.key_start,
+        )
+    return pages
+
+
+def spelt_out(said: np.ndarray, last: int) -> np.ndarray:
+    """i64[m], the pages of a list as lmdb-js keeps it, in any order: 0 is an empty place, -k stands before the first of
+    k pages. last : the highest page"""
+    firsts = said > 0
+    counts = np.ones(len(said), np.int64)
+    counts[1:][said[:-1] < 0] = -said[:-1][said[:-1] < 0]
+    first, count = said[firsts], counts[firsts]
+    if (count < 1).any() or (count > last).any() or count.sum() > last:  # more pages than there are
+        return np.full(1, -1)
+    return np.repeat(first, count) + np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
