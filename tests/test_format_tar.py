@@ -119,6 +119,22 @@ def test_hostile(data: bytes, said: str) -> None:
     assert caught.value.hint
 
 
+def test_a_header_full_of_records() -> None:
+    """A path behind 100,000 records counts; each is looked at in place."""
+    told = b"6 a=b\n" * 100_000 + b"12 path=abc\n"
+    data = header(b"pax", b"%o" % len(told), b"x") + told + bytes(-len(told) % BLOCK) + FILE + END
+    assert members(data) == {b"abc": b"abc"}
+
+
+def test_checksums_of_signed_bytes() -> None:
+    block = bytearray(header("ß".encode(), b"0"))
+    signed = sum(byte - 256 * (byte > 127) for byte in block[:148] + b" " * 8 + block[156:])
+    block[148:156] = b"%06o\0 " % signed
+    assert members(bytes(block) + END) == {"ß".encode(): b""}
+    block[0] ^= 0x80
+    assert not is_header(bytes(block))
+
+
 def test_every_cut_is_told_or_harmless(tmp_path: Path) -> None:
     """A tar that ends early: all that is found is right, and only a cut between two members finds fewer in silence."""
     whole = Path(write_tar(tmp_path / "x.tar", [("a", b"1" * 600), ("b", b"2" * 600)])).read_bytes()[: 6 * BLOCK]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import gzip
 import logging
 import os
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ from pario.errors import (
     OptionError,
     SnapshotError,
 )
+from pario.fetch.posix import PosixFetcher
+from pario.fetch.snapshot import read_snapshot
 from pario.format.tar import TarSnapshot
 from pario.kernels.fill import has_status
 from pario.options import Recipe
@@ -174,6 +176,26 @@ def test_a_tar_that_changes_while_it_comes_into_memory(tmp_path: Path) -> None:
             read(loader, pairs)
 
 
+@pytest.mark.parametrize(
+    ("age_s", "waits_s"), [(0.005123, 0.015), (0.1, 0), (-5.25, 0.02), (0.25, 0.77), (1.5, 0), (-3.0, 1.02)]
+)
+def test_a_tar_that_was_written_just_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age_s: float, waits_s: float
+) -> None:
+    """It becomes older first: what changes it later must change its time, which may be of whole seconds, or of a clock
+    ahead of ours."""
+    path = write_tar(tmp_path / "x.tar", samples(0, 2))
+    whole = age_s in (0.25, 1.5, -3.0)
+    mtime_ns = 2 * 10**18 + (0 if whole else 500_000_000)
+    os.utime(path, ns=(0, mtime_ns))
+    waited: list[float] = []
+    monkeypatch.setattr("pario.fetch.snapshot.time.time", lambda: mtime_ns / 1e9 + age_s)
+    monkeypatch.setattr("pario.fetch.snapshot.time.sleep", waited.append)
+    with closing(PosixFetcher(path)) as fetcher:
+        assert read_snapshot(fetcher, tars=True).txnid == mtime_ns
+    assert sum(waited) == pytest.approx(waits_s, abs=1e-3)
+
+
 def test_the_kernel_sees_a_change(tmp_path: Path) -> None:
     """What copies chunks into memory asks the system for the tar's size and time."""
     path = write_tar(tmp_path / "x.tar", samples(0, 5))
@@ -203,8 +225,10 @@ def test_errors(tmp_path: Path) -> None:
         pario.Loader(empty, 2)
     with pytest.raises(MissingError, match=r"shard-002"):
         pario.Loader(f"{tmp_path}/shard-{{002..003}}.tar", 2)
-    with pytest.raises(MissingError, match="stands for"):
+    with pytest.raises(MissingError, match=r"stands for 0 files.*lower number first"):
         pario.Loader(f"{tmp_path}/shard-{{5..3}}.tar", 2)
+    with pytest.raises(MissingError, match="no such file"):
+        pario.Loader(f"{tmp_path}/shard-{{0..{'9' * 200}}}.tar", 2)
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "a.jpg").touch()
     with pytest.raises(MissingError, match=r"pario data pack \S*folder \S*folder.lmdb"):

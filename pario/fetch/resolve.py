@@ -33,7 +33,7 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 #: a number in the name of a file, as C prints it: data.%04d.lmdb
 _NUMBER = re.compile(r"%(0?\d*)d")
 #: a range of numbers in it, as the shell writes it: shard-{000..099}.tar
-_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+_RANGE = re.compile(r"\{(\d{1,18})\.\.(\d{1,18})\}")
 #: A range of more files is a slip of the pen.
 _MOST_FILES = 1 << 20
 #: In a folder, these are LMDBs; what a pattern finds is one unless it ends like this.
@@ -90,7 +90,8 @@ def _expanded(path: str) -> list[str]:
     if (span := _RANGE.search(path)) and not os.path.lexists(path):
         first, last = map(int, span.groups())
         if not 0 <= last - first < _MOST_FILES:
-            raise MissingError(f"{span[0]} stands for {last - first + 1:,} files", path=path)
+            what = f"{span[0]} stands for {max(0, last - first + 1):,} files"
+            raise MissingError(what, path=path, hint=f"The lower number first, and at most {_MOST_FILES:,} files.")
         each = (f"{number:0{len(span[1])}d}" for number in range(first, last + 1))
         return [one for number in each for one in _expanded(path[: span.start()] + number + path[span.end() :])]
     numbers = _NUMBER.findall(name)

@@ -25,8 +25,8 @@ _HEAD_BYTES = 8192
 #: Meta pages are read until two reads agree. A commit takes microseconds to write its meta page.
 _TRIES = 20
 _PAUSE_S = 0.002
-#: No kernel's clock for files ticks less often.
-_TICK_S = 0.02
+#: No kernel's clock for files ticks less often. File systems that keep whole seconds, as Lustre does, tick once in one.
+_TICK_S, _WHOLE_S = 0.02, 1.02
 
 
 def read_snapshot(
@@ -90,12 +90,12 @@ def _read_snapshot(fetcher: Fetcher, believe: Callable[[Snapshot], bool] | None,
 
 def _tar_snapshot(fetcher: Fetcher, believe: Callable[[Snapshot], bool] | None) -> Snapshot:
     """The state that the file had when it was opened: what changes it from now on changes the time of its last change.
-    That may be as coarse as a tick of the kernel's clock, so a file that was written just now must become older."""
+    That may be as coarse as a tick of the clock for files, so one that was written just now, or by a clock ahead of
+    ours, must become older."""
     status = fetcher.files[0].status()
     snapshot = TarSnapshot.of(status.st_size, status.st_mtime_ns)
-    age_s = time.time() - status.st_mtime
-    if 0 <= age_s < _TICK_S:
-        time.sleep(_TICK_S - age_s)
+    tick_s = _TICK_S if status.st_mtime_ns % 10**9 else _WHOLE_S
+    time.sleep(min(max(0.0, tick_s - (time.time() - status.st_mtime)), tick_s))
     check_snapshot(fetcher, snapshot)
     if believe is not None:
         believe(snapshot)

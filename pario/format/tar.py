@@ -26,6 +26,7 @@ _LINKS = (b"1", b"2", b"3", b"4", b"5", b"6")  # and devices, folders, pipes: no
 _SPARSE, _LONG_NAME, _LONG_LINK, _GLOBAL, _PAX = b"S", b"L", b"K", b"g", (b"x", b"X")
 #: Reading begins with this much, and takes up to that much where members are small.
 _LEAST, _MOST = 4 << 10, 1 << 20
+_ASCII = bytes(range(128))
 
 _NO_TREE = Db(0, 0, 0, 0, 0, 0, 0, -1)
 
@@ -77,7 +78,10 @@ def is_header(block: bytes) -> bool:
         said = _number(block[148:156])
     except ValueError:
         return False
-    return len(block) == BLOCK and said in _sums(block)
+    rest = block[:148] + b" " * 8 + block[156:]
+    plain = sum(rest)
+    # Some writers took bytes for signed ones.
+    return len(block) == BLOCK and said in (plain, plain - 256 * len(rest.translate(None, _ASCII)))
 
 
 class Member(NamedTuple):
@@ -173,16 +177,16 @@ class Members:
 
     def _told(self, told: bytes, into: dict[bytes, bytes], at: int) -> None:
         """The records of a pax header: b"<length> <keyword>=<value>\\n", one after the other."""
-        while told.strip(b"\0"):
-            digits, blank, _ = told.partition(b" ")
-            length = _decimal(digits) if blank else -1
-            record = told[len(digits) + 1 : length - 1]
-            keyword, equals, value = record.partition(b"=")
-            if not len(digits) + 2 <= length <= len(told) or told[length - 1 : length] != b"\n" or not equals:
-                raise self._fault(f"a pax header holds {told[:24]!r}, which is no record", at)
+        begin, end = 0, len(told.rstrip(b"\0"))
+        while begin < end:  # in place: what is left is not copied for each of perhaps 100,000 records
+            digits, blank, _ = told[begin : begin + 20].partition(b" ")
+            stop = begin + (_decimal(digits) if blank else -1)
+            keyword, equals, value = told[begin + len(digits) + 1 : max(stop - 1, 0)].partition(b"=")
+            if stop > len(told) or told[stop - 1 : stop] != b"\n" or not equals:
+                raise self._fault(f"a pax header holds {told[begin : begin + 24]!r}, which is no record", at)
             if keyword in (b"path", b"size") or keyword.startswith(b"GNU.sparse"):
                 into[keyword] = value
-            told = told[length:]
+            begin = stop
 
     def _take(self, at: int, nbytes: int) -> bytes:
         """The bytes there, with a read that brings the next headers where they are near."""
@@ -230,10 +234,3 @@ def _number(field: bytes) -> int:
 
 def _decimal(digits: bytes) -> int:
     return int(digits) if digits.isdigit() and len(digits) < 20 else -1
-
-
-def _sums(block: bytes) -> tuple[int, int]:
-    """Checksums of a header, with blanks in place of its own; some writers took bytes for signed ones."""
-    rest = block[:148] + block[156:]
-    plain = sum(rest) + 8 * 32
-    return plain, plain - 256 * sum(byte > 127 for byte in rest)
