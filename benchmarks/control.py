@@ -10,7 +10,7 @@ cost      processor time of the bucket per read, from a file in memory, by paire
 storm     one job opens 10,000 files of a FUSE mount with 48 threads while another one, whose operations per second are
           guaranteed, opens files with three; without a plane and with one, in turn (control_storm.py). As root.
 jobs      PAIO's experiment: four jobs with guarantees, started one after another, on a throttled disk, as root. Without
-          a plane, with fixed shares, with max-min shares (control_jobs.py).
+          a plane, and with one (control_jobs.py).
 Exit status 1 if a bar is not met.
 """
 
@@ -156,15 +156,15 @@ def measure_jobs(options: argparse.Namespace, folder: Path, section: Section) ->
         with throttled_disk(options.data or str(folder), (64 << 20) + 2 * made.file_bytes) as disk:
             path, total = disk.copy(made.path), control_jobs.STORE * seconds
             runs = {
-                name: control_jobs.jobs(path, folder, disk.device, "" if name == "none" else name, total, seconds / 16)
-                for name in options.policies.split(",")
+                name: control_jobs.jobs(path, folder, disk.device, name == "plane", total, seconds / 16)
+                for name in ("none", "plane")
             }
     except Unavailable as reason:
         section.note(f"not run: {reason}")
         return
     section.raw = runs
     for name, run in runs.items():
-        bar = name == "max-min"
+        bar = name == "plane"
         ends = ", ".join(f"{end:.0f}" for end in run["ends"])
         part, said = control_jobs.met(run), f"jobs ended after {ends} s"
         section.add(Row.of(f"{name}: windows with the guarantee", [part], ">=", WINDOWS if bar else None, ours=said))
@@ -186,7 +186,6 @@ def main() -> int:
     parser = parser_of("control", __doc__, 5, data=False)
     parser.add_argument("--only", choices=PARTS)
     parser.add_argument("--seconds", type=float, default=130.0, help="of a run of four jobs at the store's full rate")
-    parser.add_argument("--policies", default="none,max-min")
     parser.add_argument("--data", help="a folder on a disk. Default: a temporary one")
     options = parser.parse_args()
     # Ended from outside, it must not leave a disk mounted.

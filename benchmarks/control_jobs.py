@@ -49,8 +49,8 @@ def work(path: str, nbytes: int) -> int:
     return 0
 
 
-def jobs(path: str, folder: Path, device: str, policy: str, total: float, stagger_s: float) -> dict[str, Any]:
-    """total : bytes of all jobs together; policy : "" without a plane. Per job the bytes of each window of a second."""
+def jobs(path: str, folder: Path, device: str, shared: bool, total: float, stagger_s: float) -> dict[str, Any]:
+    """total : bytes of all jobs together; shared : by a plane. Per job the bytes of each window of a second."""
     rules = f'lease_s = 5\n[store]\nbytes_per_s = {STORE}\n' + "".join(
         f'[[job]]\nname = "job{k}"\nbytes_per_s = {part * STORE}\n' for k, (part, _) in enumerate(JOBS)
     )
@@ -58,7 +58,7 @@ def jobs(path: str, folder: Path, device: str, policy: str, total: float, stagge
     with ExitStack() as stack:
         group = stack.enter_context(Group(device, int(STORE)))
         env: dict[str, str] = {}
-        if policy:
+        if shared:
             address, _ = stack.enter_context(plane(folder, rules))
             env = {"PARIO_CONTROL": str(address), "PARIO_CONTROL_TOKEN": str(folder / "token")}
         children = []

@@ -86,8 +86,8 @@ def filled(loader: pario.Loader) -> None:
     source = loader._life.source
     assert isinstance(source, Seat)
     if source._fill is not None:
-        source._fill._leader.result(20)
-        assert source._fill._leader.done()
+        source._fill._leader.join(20)
+        assert not source._fill._leader.is_alive()
 
 
 def check_form(loader: pario.Loader, form: str) -> None:

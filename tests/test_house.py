@@ -129,12 +129,12 @@ LARGE = {
 }
 
 #: what only goes down: code lines of the package, and files and code lines that the Loader's file loads
-MOST_LINES = 46_297
+MOST_LINES = 46_294
 #: The same of benchmarks/.
-MOST_BENCHMARK_LINES = 14_045
+MOST_BENCHMARK_LINES = 14_000
 LOADERS_FILES, LOADERS_LINES = 102, 13_370
 #: options; sources and ways that the default chooses from; kinds of threads; private names that tests patch
-MOST_OPTIONS, MOST_SOURCES, MOST_WAYS, MOST_THREAD_KINDS, MOST_PATCHES = 15, 2, 3, 20, 127
+MOST_OPTIONS, MOST_SOURCES, MOST_WAYS, MOST_THREAD_KINDS, MOST_PATCHES = 15, 2, 3, 25, 127
 
 #: rule 10: these say nothing
 NO_NAMES = {"place", "some"}
@@ -339,7 +339,8 @@ def test_the_ways_do_not_multiply() -> None:
     assert len(dataclasses.fields(pario.Options)) <= MOST_OPTIONS
     assert len(sources) <= MOST_SOURCES, sources
     assert len(Way) <= MOST_WAYS
-    assert len(threads) <= MOST_THREAD_KINDS
+    unnamed = [each for each in threads if not isinstance(each.args[0], ast.Constant)]
+    assert len(named) + len(unnamed) <= MOST_THREAD_KINDS, named  # a lane has threads of its own
     assert len(named) == len(set(named)), "two kinds of threads with one name"
     assert len(patches) <= MOST_PATCHES
 

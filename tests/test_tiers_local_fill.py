@@ -60,7 +60,7 @@ class Filling:
 
     def filled(self, chunks: Any = None) -> LocalFill:
         made = self.fill(chunks)
-        made._leader.result(150)  # the kernel may have to be compiled
+        made._leader.join(150)  # the kernel may have to be compiled
         assert made.stop(0)
         return made
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import os
 import resource
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -40,7 +39,7 @@ from pario.kernels.fill import (
     has_status,
 )
 from pario.stats.rank import RankStats
-from pario.threads import at_end, lanes
+from pario.threads import start_thread
 from pario.tiers.memory import MemoryTier
 
 #: Chunks for which the tier is asked for room at once; it counts those as held. This many times as many wait for the
@@ -107,17 +106,16 @@ class LocalFill:
         shares = [share / steady] * steady + [0.0] * max(1, threads - steady)
         del shares[max(1, int((~memory.held()[used]).sum())) :]  # no more than there are chunks
         memory.states.expect(len(used))
-        self._copying: list[int] = []  # the system's numbers of the threads that copy
-        # The one that orders waits for those that copy, in the end; they wait for nobody.
-        self._lanes = lanes("pario", copy=len(shares), order=1)
-        at_end(self.stop)
-        try:
+        self._threads = []
+        with suppress(ParioError):  # fewer do the work
             for each in shares:
-                self._lanes["copy"].put(partial(self._copy, each))
-            self._leader = self._lanes["order"].call(self._run)
+                self._threads.append(start_thread("pario-copy", self._copy, each, stop=None))
+        try:
+            self._leader = start_thread("pario-order", self._run, stop=partial(self.stop, 0))
         except BaseException:  # nobody would tell the others that there is nothing to copy
             self._words[STOP] = 1
-            self._lanes["copy"].end()
+            for thread in self._threads:
+                thread.join()
             self._close()
             raise
 
@@ -140,7 +138,6 @@ class LocalFill:
         return np.array(rows, np.int64)
 
     def _copy(self, share: float) -> None:
-        self._copying.append(threading.get_native_id())
         chunk_bytes = self._memory.grid.chunk_bytes
         # Memory that the disk fills in few requests: numpy asks the system for large pages where they pay. (A
         # cold file of 169 MB, 4 threads: 1.4 GB/s into large pages, 0.55 into small ones and through the page cache.)
@@ -151,7 +148,6 @@ class LocalFill:
         closed[CLOSED] = 1
         fill_chunks(self._order, closed, *fixed, 1.0, _SHARE)  # loads the kernel, which holds the interpreter's lock
         fill_chunks(self._order, self._words, *fixed, share, _SHARE)
-        self._copying.remove(threading.get_native_id())
 
     def _run(self) -> None:
         words, memory = self._words, self._memory
@@ -176,7 +172,8 @@ class LocalFill:
             self._fail(e)
             words[STOP] = 1
         words[CLOSED] = 1
-        self._lanes["copy"].end()
+        for thread in self._threads:
+            thread.join()
         self._tell()
         self._stats.end_reads(0.0)
         memory.settle(asked, int(words[DONE]))
@@ -186,7 +183,6 @@ class LocalFill:
         if not words[STOP]:  # else the next epoch's fill may already have said what it will bring
             memory.states.expect(0)
         self._close()
-        self._lanes["order"].end(0)
 
     def _tell(self) -> None:
         done, now = int(self._words[DONE]), time.perf_counter()
@@ -229,9 +225,10 @@ class LocalFill:
         """Copy no more. Does not wait for the chunks under way: a thread that runs only on idle cores may take long for
         its last one, and all that it needs is its own. Idempotent; takes no lock."""
         self._words[STOP] = 1
-        for number in list(self._copying):
-            with suppress(OSError):  # root may, and anyone who has RLIMIT_NICE
-                os.sched_setscheduler(number, os.SCHED_OTHER, os.sched_param(0))
+        for thread in self._threads:
+            if thread.is_alive() and thread.native_id is not None:
+                with suppress(OSError):  # root may, and anyone who has RLIMIT_NICE
+                    os.sched_setscheduler(thread.native_id, os.SCHED_OTHER, os.sched_param(0))
         return True
 
     def _close(self) -> None:
