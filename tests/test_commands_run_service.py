@@ -162,7 +162,7 @@ with ProcessPoolExecutor(2, mp_context=get_context("fork")) as pool:
     folder, found = said.splitlines()
     assert found == "True True"
     assert folder.startswith(os.fspath(tmp_path / f"pario-run-{os.geteuid()}-"))
-    assert errors == ""
+    assert [line for line in errors.splitlines() if "kernels are compiled" not in line] == []
     end = time.monotonic() + 20
     while os.path.exists(folder):  # the service ends after the script
         assert time.monotonic() < end
