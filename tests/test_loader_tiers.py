@@ -126,7 +126,7 @@ def test_a_local_file_is_kept_in_memory_by_default(path: str, shuffle: Any) -> N
         check_epoch(loader)
         assert [tier["name"] for tier in loader.stats()["tiers"]] == ["memory"]
         source: Any = loader._life.source
-        source._fill._leader.result(20)
+        source._fill._leader.join(20)
         before = loader.stats()
         check_epoch(loader)
         after = loader.stats()
