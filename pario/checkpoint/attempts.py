@@ -31,16 +31,15 @@ from pario.threads import Workers, lanes
 
 __all__ = [
     "ALIKE", "TAKEN", "Attempt", "Board", "Budget", "FastTier", "Handle", "Limits", "Places", "Tier", "Tiers", "apart",
-    "check_options",
-    "checkpoint_threads", "step_error",
+    "check_options", "checkpoint_threads", "step_error",
 ]  # fmt: skip
 
 Tier = Literal["fast", "slow"]
 
 ALIKE = "All ranks must call the same methods in the same order"
 
-#: Threads of one rank that write: a block is checked while another one is written; and that restore.
-_WRITE, _READ = 2, 3
+#: Threads of one rank that write: a block is checked while another one is written.
+_WRITE = 2
 #: Bytes of an error's text.
 _NOTE = 2048
 _PAUSE_S = 2e-3
@@ -56,9 +55,9 @@ _SPREAD = 1.5
 
 
 def checkpoint_threads() -> dict[str, Workers]:
-    """Of one Checkpointer, or of a restore. What saves waits for what writes blocks, and hands over to what drains and
+    """Of one Checkpointer. What saves waits for what writes blocks, and hands over to what drains and
     to what copies for the partner; all others wait for nobody."""
-    return lanes("pario-checkpoint", save=1, write=_WRITE, drain=1, partner=1, read=_READ)
+    return lanes("pario-checkpoint", save=1, write=_WRITE, drain=1, partner=1)
 
 
 # -- on one rank -------------------------------------------------------------------------------------------------------

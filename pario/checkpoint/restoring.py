@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from pario.checkpoint.attempts import checkpoint_threads
 from pario.checkpoint.finding import DAMAGE, Finder, Found, Opened, PartReader, open_found
 from pario.checkpoint.flat import unflatten
 from pario.checkpoint.manifest import Manifest, Part
@@ -26,12 +25,14 @@ from pario.comm.base import AnyWorld, together
 from pario.comm.memory import private_bytes, refusal, shared_parts
 from pario.comm.world import bcast_to_nodes, same_ranks
 from pario.errors import CorruptedError, MissingError, OptionError, PeerError, ReadError, StateError
+from pario.threads import Workers
 
 __all__ = ["Ahead", "Wish", "read_all", "restored"]
 
 _log = logging.getLogger("pario")
 
-#: Bytes that the ranks of a node read together, while they take the same out of those before.
+#: Threads of a rank; bytes that the ranks of a node read together, while they take the same out of those before.
+_THREADS = 3
 _WINDOW = 32 << 20
 T = TypeVar("T")
 
@@ -361,7 +362,7 @@ class Ahead:
     def __init__(self, opened: Opened, take: Callable[[int], None] | None = None, node: int = 0) -> None:
         """take : as for `read_all`; node : of this rank"""
         self._manifest, self._parts, self._folders, self._take = *opened[:2], opened.where[node], take
-        self._workers = checkpoint_threads()["read"]
+        self._workers = Workers("pario-restore", _THREADS)
         self._readers: dict[int, PartReader] = {}
         self._memory: list[np.ndarray] = []
 
