@@ -30,8 +30,6 @@ from pario.checkpoint.store import empty_bytes, whole_pages
 from pario.checkpoint.tree import Leaves, Spec, dtype_of
 from pario.errors import CorruptedError, OptionError
 
-__all__ = ["Dcp", "to_dcp"]
-
 
 class _Saved(dcp.DefaultSavePlanner):
     """Of a tree whose tensors are on the device "meta", and hold the numbers of arrays in `numbers`."""

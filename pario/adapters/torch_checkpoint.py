@@ -13,8 +13,6 @@ from pario.checkpoint.checkpointer import Checkpointer as NumpyCheckpointer
 from pario.checkpoint.tree import FOREIGN, PAGE, Leaves, Shard, dtype_name, dtype_of
 from pario.errors import OptionError
 
-__all__ = ["TORCH", "Checkpointer", "tensor_over", "type_name"]
-
 
 class _Tensors(Leaves):
     """Tensors of any device; what was saved as a tensor or as an array is restored as a tensor. A DTensor is the Shard

@@ -29,11 +29,6 @@ from pario.comm.memory import shared_parts
 from pario.errors import CheckpointError, OptionError, ReadError
 from pario.threads import Workers, lanes
 
-__all__ = [
-    "ALIKE", "TAKEN", "Attempt", "Board", "Budget", "FastTier", "Handle", "Limits", "Places", "Tier", "Tiers", "apart",
-    "check_options", "checkpoint_threads", "step_error",
-]  # fmt: skip
-
 Tier = Literal["fast", "slow"]
 
 ALIKE = "All ranks must call the same methods in the same order"

@@ -33,8 +33,6 @@ from pario.errors import CorruptedError, FileError, OptionError
 from pario.machine import replaced
 from pario.text import DAMAGED, read_json
 
-__all__ = ["Foreign", "SafeTensors", "bring", "named", "opened_at", "to_safetensors", "under", "windows"]
-
 #: Bytes that are read at once, and then written; windows that are read or wait for that.
 WINDOW, _AHEAD = 32 << 20, 2
 #: The format's own limit.

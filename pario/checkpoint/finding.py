@@ -34,11 +34,6 @@ from pario.comm.base import AnyWorld, together
 from pario.comm.memory import private_bytes
 from pario.errors import CheckpointError, ChecksumError, CorruptedError, DecodeError, FileError, ReadError
 
-__all__ = [
-    "DAMAGE", "Finder", "Folder", "Found", "Opened", "PartReader", "Source", "Write", "carry_over", "copy_blocks",
-    "described", "open_found", "problems", "write_limited",
-]  # fmt: skip
-
 _log = logging.getLogger("pario")
 
 #: What counts as damage, wherever a checkpoint is read: an older one is tried. No memory for what it claims to be is

@@ -46,11 +46,6 @@ from pario.comm.base import AnyWorld, together
 from pario.comm.memory import private_bytes
 from pario.errors import OptionError
 
-__all__ = [
-    "MOST_BLOCK", "Arranged", "Copy", "NodeFile", "Piece", "Row", "Skeleton", "Staging", "arrange", "coded_skeleton",
-    "cut_up", "dataset_name", "finish", "share_out", "skeleton",
-]  # fmt: skip
-
 #: Blocks have up to this many bytes, which are one request, and are not made smaller than the second number for the
 #: sake of balance. Ranks that want parts of one block wait for each other: larger ones made that frequent.
 MOST_BLOCK, LEAST_BLOCK = 4 << 20, 2 << 20

@@ -35,11 +35,6 @@ from pario.codec.registry import CODECS
 from pario.errors import CheckpointError, ChecksumError, CorruptedError, ParioError
 from pario.text import DAMAGED, read_json
 
-__all__ = [
-    "Manifest", "Part", "Stored", "arrays_text", "branch_of", "check_parts", "cover", "manifest_text", "parents_of",
-    "pario_version", "part_name", "part_text", "pieces_text", "read_manifest", "read_part", "taken_name",
-]  # fmt: skip
-
 MANIFEST = "manifest.json"
 #: Of the layout: older versions of pario read the first ones only.
 PLAIN, STORED, PER_RANK = 1, 2, 3

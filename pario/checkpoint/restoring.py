@@ -27,8 +27,6 @@ from pario.comm.world import bcast_to_nodes, same_ranks
 from pario.errors import CorruptedError, MissingError, OptionError, PeerError, ReadError, StateError
 from pario.threads import Workers
 
-__all__ = ["Ahead", "Wish", "read_all", "restored"]
-
 _log = logging.getLogger("pario")
 
 #: Threads of a rank; bytes that the ranks of a node read together, while they take the same out of those before.

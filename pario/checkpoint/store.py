@@ -37,12 +37,6 @@ from pario.comm.base import AnyWorld
 from pario.comm.launcher import job_name
 from pario.errors import CheckpointError, CorruptedError, MissingError, ReadError
 
-__all__ = [
-    "MOST_SMALL", "PAGE", "Claim", "Name", "Reader", "Writer", "commit", "discard", "empty_bytes", "failed", "listed",
-    "make_folder", "newest", "next_id", "open_folders", "order_of", "read_small", "run_of", "sum_of", "sweep",
-    "sync_folder", "whole_pages", "write_small",
-]  # fmt: skip
-
 #: An id, as a pattern.
 ID = "[0-9a-f]{7}[0-9a-fn][0-9a-f]{8}"
 _NAME = re.compile(rf"step-(\d{{12}})-({ID})(?:\.node-(\d{{5}})of(\d{{5}})(\.copy)?)?")

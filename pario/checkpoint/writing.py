@@ -78,8 +78,6 @@ from pario.checkpoint.varying import Shape, Varying
 from pario.errors import CheckpointError, MissingError, ParioError, ReadError
 from pario.threads import Workers
 
-__all__ = ["DrainThread", "WriteThread"]
-
 _log = logging.getLogger("pario")
 
 _POLL_S = (0.01, 0.5)

@@ -7,12 +7,12 @@ Darshan's logs); where pario knows better what a request costs, the sentence say
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
-from pario.stats.explain import STALLED, explain, held_up
+from pario.stats.explain import STALLED, explain, held_up, slow_part
 from pario.stats.rank import RankStats
 from pario.stats.trace_summary import NEAR_BYTES, FileRequests, RankSummary
 from pario.text import counted, decimal_bytes, seconds
@@ -100,14 +100,11 @@ class Job:
 
 def advise(ranks: Sequence[RankSummary]) -> list[Advice]:
     """What all rules have to say, the most important ones first."""
-    job = Job(ranks)
-    found = [rule(job) for rule in RULES.values()]
-    return [advice for several in found for advice in several]
+    return [advice for rule in RULES.values() for advice in rule(Job(ranks))]
 
 
-def bound(job: Job) -> list[Advice]:
+def bound(job: Job) -> Iterator[Advice]:
     """Which part limits the job: the store, decoding, or the caller's own code."""
-    found = []
     for path, ranks in job.datasets.items():
         wall = max(rank.loop for rank in ranks)
         if wall <= 0:
@@ -125,17 +122,16 @@ def bound(job: Job) -> list[Advice]:
         own = readers and all(rank.own for rank in readers)
         if store >= _BUSY and max(lost, store if own else 0.0) >= STALLED and consumer < _BUSY:
             change = _faster_store(job, readers)
-            found.append(Advice("store-bound", f"The store limits this job. {numbers}: {said}.", change))
+            yield Advice("store-bound", f"The store limits this job. {numbers}: {said}.", change)
         elif consumer >= max(_BUSY, decode):
             change = "Nothing to change in pario: the data is there when you ask, and faster reading gains nothing."
-            found.append(Advice("consumer-bound", f"Your own code limits this job. {numbers}: {said}.", change))
+            yield Advice("consumer-bound", f"Your own code limits this job. {numbers}: {said}.", change)
         elif decode >= _BUSY:
             change = "More cores per rank or Options(decode_threads=...), a cheaper decoder, or decoding ahead of time."
-            found.append(Advice("decoder-bound", f"Decoding limits this job. {numbers}: {said}.", change))
+            yield Advice("decoder-bound", f"Decoding limits this job. {numbers}: {said}.", change)
         else:
             change = "No option changes that: look at the trace for what the ranks waited for."
-            found.append(Advice("unbound", f"No part limits this job alone. {numbers}: {said}.", change))
-    return found
+            yield Advice("unbound", f"No part limits this job alone. {numbers}: {said}.", change)
 
 
 def _faster_store(job: Job, readers: Sequence[RankStats]) -> str:
@@ -153,11 +149,11 @@ def _faster_store(job: Job, readers: Sequence[RankStats]) -> str:
     return "Change: " + "; or ".join(words) + "."
 
 
-def small(job: Job) -> list[Advice]:
+def small(job: Job) -> Iterator[Advice]:
     """Many requests below 1 MiB."""
     reads, few = job.total("reads"), job.total("small")
     if few <= _SMALL_COUNT or few <= _SMALL_SHARE * reads:
-        return []
+        return
     mean, each = job.total("nbytes") / reads, job.each_s
     what = (
         f"{int(few):,} of {int(reads):,} requests ({few / reads:.0%}) are below 1 MiB; a request has "
@@ -169,14 +165,14 @@ def small(job: Job) -> list[Advice]:
         change = 'Change: shuffle="block" in place of "global": reads are then as long as Options.block_bytes, 2 MiB.'
     else:
         change = "Change: a larger Options(gap_bytes=...), which reads across small gaps, or a larger slot_bytes."
-    return [Advice("small requests", what + ".", change)]
+    yield Advice("small requests", what + ".", change)
 
 
-def misaligned(job: Job) -> list[Advice]:
+def misaligned(job: Job) -> Iterator[Advice]:
     """Many requests that do not begin where a block of the file system does."""
     known, wrong = job.total("known"), job.total("misaligned")
     if known < _LEAST_REQUESTS or wrong <= _MISALIGNED_SHARE * known:
-        return []
+        return
     block = max(file.block for file in job.files if file.misaligned)
     what = (
         f"{int(wrong):,} of {int(known):,} requests ({wrong / known:.0%}) do not begin at a multiple of {block:,} "
@@ -186,15 +182,15 @@ def misaligned(job: Job) -> list[Advice]:
         "Change: a larger Options(slot_bytes=...), which makes fewer and longer reads, of which fewer begin inside a "
         "block or cross a stripe."
     )
-    return [Advice("misaligned requests", what + ".", change)]
+    yield Advice("misaligned requests", what + ".", change)
 
 
-def random_reads(job: Job) -> list[Advice]:
+def random(job: Job) -> Iterator[Advice]:
     """Random requests to a disk that has to move its head."""
     slow = [file for file in job.files if file.rotating or (file.rotating is None and file.shared and _seeks(file))]
     known, far = sum(file.known for file in slow), sum(file.random for file in slow)
     if known < _LEAST_REQUESTS or far <= _RANDOM_SHARE * known:
-        return []
+        return
     each = sum(file.seconds for file in slow) / max(1, sum(file.reads for file in slow))
     where = "a rotating disk" if any(file.rotating for file in slow) else f"a store that seeks ({slow[0].fs})"
     what = (
@@ -205,30 +201,25 @@ def random_reads(job: Job) -> list[Advice]:
         'Change: shuffle="block", whose reads are long, or Options(tiers=...) with a disk of the node or its memory, '
         "where random reads cost nothing."
     )
-    return [Advice("random requests", what + ".", change)]
+    yield Advice("random requests", what + ".", change)
 
 
 def _seeks(file: FileRequests) -> bool:
     return file.reads > 0 and file.seconds / file.reads >= _SEEK_S
 
 
-def straggler(job: Job) -> list[Advice]:
+def straggler(job: Job) -> Iterator[Advice]:
     """One rank that the others wait for, or whose store is slower."""
-    found = []
     for path, ranks in job.datasets.items():
         if len(ranks) < 2:
             continue
         wall = max(rank.loop for rank in ranks)
         slowest = max(ranks, key=lambda rank: rank.busy)
-        rest = median(rank.busy for rank in ranks if rank is not slowest)
+        others = [rank for rank in ranks if rank is not slowest]
+        rest = median(rank.busy for rank in others)
         gap = slowest.busy - rest
         if wall > 0 and gap > _STRAGGLER_SHARE * slowest.busy and gap > _NOTICEABLE * wall:
-            part = max(
-                ("consumer", "decode"),
-                key=lambda name: (
-                    getattr(slowest, name) - median(getattr(rank, name) for rank in ranks if rank is not slowest)
-                ),
-            )
+            part = slow_part(slowest, others)
             words = "its own code" if part == "consumer" else "decoding"
             what = (
                 f"{path}: rank {slowest.rank} (node {slowest.node}) is a straggler: it was busy "
@@ -240,72 +231,53 @@ def straggler(job: Job) -> list[Advice]:
                 if part == "consumer"
                 else "Give its node as many cores per rank as others have; Options(decode_threads=...) pins a number."
             )
-            found.append(Advice("straggler", what + ".", change))
-        found += _slow_reader(path, [rank for rank in ranks if rank.reader and rank.bytes_read], wall)
-    return found
+            yield Advice("straggler", what + ".", change)
+        yield from _slow_reader(path, [rank for rank in ranks if rank.reader and rank.bytes_read], wall)
 
 
-def _slow_reader(path: str, readers: Sequence[RankStats], wall: float) -> list[Advice]:
+def _slow_reader(path: str, readers: Sequence[RankStats], wall: float) -> Iterator[Advice]:
     if len(readers) < 2:
-        return []
+        return
     slowest = max(readers, key=lambda rank: rank.read / max(1, rank.bytes_read))
     rest = median(rank.rate for rank in readers if rank is not slowest)
     # It costs something only where the store is busy.
     if slowest.read < _BUSY * wall or slowest.rate >= (1 - _STRAGGLER_SHARE) * rest:
-        return []
+        return
     what = (
         f"{path}: the store gave rank {slowest.rank} (node {slowest.node}) {decimal_bytes(slowest.rate)}/s, the other "
         f"reading ranks {decimal_bytes(rest)}/s"
     )
-    return [Advice("straggler", what + ".", "Look at that node: its network, its mount, other jobs on it.")]
+    yield Advice("straggler", what + ".", "Look at that node: its network, its mount, other jobs on it.")
 
 
-def imbalance(job: Job) -> list[Advice]:
+def imbalance(job: Job) -> Iterator[Advice]:
     """Ranks that get, or read, much more than others."""
-    found = []
     for path, ranks in job.datasets.items():
-        for who, what, change in (
-            (
-                ranks,
-                "node_bytes",
-                "Change: batch_size=pario.Budget(bytes=...), which gives ranks batches of equal bytes.",
-            ),
-            (
-                [rank for rank in ranks if rank.reader],
-                "bytes_read",
-                "Change: the same number of ranks on every node, of which one rank reads.",
-            ),
-        ):
-            if len(who) < 2:
-                continue
-            most = max(who, key=lambda rank: int(getattr(rank, what)))
-            least = min(who, key=lambda rank: int(getattr(rank, what)))
-            more, less = getattr(most, what), getattr(least, what)
-            if more and more - less > _IMBALANCE_SHARE * more:
-                got = "got" if what == "node_bytes" else "read"
+        equal = "Change: batch_size=pario.Budget(bytes=...), which gives ranks batches of equal bytes."
+        alike = "Change: the same number of ranks on every node, of which one rank reads."
+        got_by = [(rank.node_bytes, rank.rank) for rank in ranks]
+        read_by = [(rank.bytes_read, rank.rank) for rank in ranks if rank.reader]
+        for got, found, change in (("got", got_by, equal), ("read", read_by, alike)):
+            (more, most), (less, least) = max(found, default=(0, 0)), min(found, default=(0, 0))
+            if more - less > _IMBALANCE_SHARE * more:
                 text = (
-                    f"{path}: rank {most.rank} {got} {decimal_bytes(more)}, rank {least.rank} {decimal_bytes(less)} "
+                    f"{path}: rank {most} {got} {decimal_bytes(more)}, rank {least} {decimal_bytes(less)} "
                     f"({(more - less) / more:.0%} less)"
                 )
-                found.append(Advice("imbalance", text + ".", change))
-    return found
+                yield Advice("imbalance", text + ".", change)
 
 
-def metadata(job: Job) -> list[Advice]:
+def metadata(job: Job) -> Iterator[Advice]:
     """Ranks that spend long on opening files and finding records."""
-    worst, most = None, 0.0
-    for rank in job.ranks:
-        took = max(
-            sum(file.meta_seconds for file in rank.files),
-            sum(loader.stats.open for loader in rank.loaders),
-        )
-        if took > most:
-            worst, most = rank, took
-    if worst is None or most <= _METADATA_S:
-        return []
-    opens, looks = (sum(getattr(file, name) for file in worst.files) for name in ("opens", "stats"))
-    pages = sum(file.meta_reads for file in worst.files)
-    opening = sum(loader.stats.open for loader in worst.loaders)
+
+    def took(rank: RankSummary) -> tuple[float, float]:
+        return sum(file.meta_seconds for file in rank.files), sum(loader.stats.open for loader in rank.loaders)
+
+    worst = max(job.ranks, key=lambda rank: max(took(rank)), default=RankSummary(0))
+    most, opening = max(took(worst)), took(worst)[1]
+    if most <= _METADATA_S:
+        return
+    opens, looks, pages = (sum(getattr(f, name) for f in worst.files) for name in ("opens", "stats", "meta_reads"))
     what = (
         f"Rank {worst.rank} spent {seconds(most)} on metadata: {counted(opens, 'open')}, "
         f"{counted(looks, 'look')} at a path, {counted(pages, 'read')} of meta pages, and {seconds(opening)} in "
@@ -315,29 +287,29 @@ def metadata(job: Job) -> list[Advice]:
         "Change: `pario data index` makes the index ahead of the job, once; `pario tiers stage` and "
         "Options(tiers=...) keep copies on the nodes."
     )
-    return [Advice("metadata", what + ".", change)]
+    yield Advice("metadata", what + ".", change)
 
 
-def amplified(job: Job) -> list[Advice]:
+def amplified(job: Job) -> Iterator[Advice]:
     """More bytes leave the store than are used."""
     used = sum(rank.node_bytes for ranks in job.datasets.values() for rank in ranks)
     read = job.total("nbytes")
     if not used or read <= _AMPLIFIED * used:
-        return []
+        return
     what = f"The store gave {decimal_bytes(read)} for {decimal_bytes(used)} of records: {read / used:.1f} times as much"
     change = (
         "Change: a smaller Options(gap_bytes=...) reads fewer unwanted bytes; with small records in random order "
         'shuffle="block"; over several epochs Options(tiers=...), so that each byte leaves the store once.'
     )
-    return [Advice("read amplification", what + ".", change)]
+    yield Advice("read amplification", what + ".", change)
 
 
-def unseen(job: Job) -> list[Advice]:
+def unseen(job: Job) -> Iterator[Advice]:
     """The processes read much that the trace does not show."""
     whole = sum(rank.kernel.get("rchar", 0) for rank in job.ranks)
     mine = sum(file.nbytes + file.meta_bytes for file in job.files) + sum(rank.dropped_bytes for rank in job.ranks)
     if whole - mine <= max(_UNSEEN_BYTES, _UNSEEN_SHARE * whole):
-        return []
+        return
     what = (
         f"The processes read {decimal_bytes(whole)} by the kernel's count, of which {decimal_bytes(mine)} went through "
         "what is traced"
@@ -346,32 +318,22 @@ def unseen(job: Job) -> list[Advice]:
         "The rest is read by others: records of `import lmdb`, which compiled functions read one by one, a framework's "
         "own readers, modules. A pario.Loader shows what it reads."
     )
-    return [Advice("untraced reads", what + ".", change)]
+    yield Advice("untraced reads", what + ".", change)
 
 
-def dropped(job: Job) -> list[Advice]:
+def dropped(job: Job) -> Iterator[Advice]:
     """The trace has not everything."""
     events = sum(rank.dropped for rank in job.ranks)
     if not events:
-        return []
+        return
     reads, nbytes = sum(r.dropped_reads for r in job.ranks), sum(r.dropped_bytes for r in job.ranks)
     what = (
         f"The trace is not complete: {counted(events, 'event')} had no room, among them {counted(reads, 'request')} of "
         f"{decimal_bytes(nbytes)}; what is said of requests holds for those before"
     )
-    return [Advice("dropped events", what + ".", "Trace fewer steps for a complete picture.")]
+    yield Advice("dropped events", what + ".", "Trace fewer steps for a complete picture.")
 
 
+_BY_WEIGHT = bound, straggler, imbalance, random, small, misaligned, metadata, amplified, unseen, dropped
 #: name -> rule, the most important first
-RULES: dict[str, Callable[[Job], list[Advice]]] = {
-    "bound": bound,
-    "straggler": straggler,
-    "imbalance": imbalance,
-    "random": random_reads,
-    "small": small,
-    "misaligned": misaligned,
-    "metadata": metadata,
-    "amplified": amplified,
-    "unseen": unseen,
-    "dropped": dropped,
-}
+RULES: dict[str, Callable[[Job], Iterator[Advice]]] = {rule.__name__: rule for rule in _BY_WEIGHT}

@@ -72,6 +72,13 @@ def odd_one(values: Sequence[float]) -> int | None:
     return k if values[k] > _FACTOR * others and values[k] - others > _DISTANCE else None
 
 
+def slow_part(one: RankStats, others: Sequence[RankStats]) -> str:
+    """ "consumer" or "decode": by which of them this rank exceeds the others more. The ranks are compared, not the
+    parts: on all ranks the decoder may cost more than the step."""
+    excess = {what: getattr(one, what) - median(getattr(r, what) for r in others) for what in ("consumer", "decode")}
+    return max(excess, key=excess.__getitem__)
+
+
 def held_up(readers: Sequence[RankStats]) -> float:
     """The part of their time for which reads waited for the control plane, if their rate is its share; else 0."""
     reading = sum(reader.reading for reader in readers)
@@ -134,9 +141,7 @@ def _rank(ranks: Sequence[RankStats], work: Sequence[float], wall: float, idle: 
             slow = f"{_decoding(ranks)} was the slow part: it took {decode / wall:.0%} of the time"
         return f"{slow}; {_waits(ranks, wall)} and {idle}" if idle else f"{slow}; {_waits(ranks, wall)}"
     one, others = ranks[k], [rank for rank in ranks if rank is not ranks[k]]
-    # Compare the ranks, not the parts: on all ranks the decoder may cost more than the step.
-    excess = {what: getattr(one, what) - median(getattr(r, what) for r in others) for what in ("consumer", "decode")}
-    name = max(excess, key=excess.__getitem__)
+    name = slow_part(one, others)
     own = getattr(one, name)
     slow = f"rank {one.rank}'s consumer" if name == "consumer" else f"{_decoding([one])} on rank {one.rank}"
     middle = median(getattr(r, name) for r in others)

@@ -50,19 +50,16 @@ SPANS = {
     20: "fill",
 }
 READ, PREAD, OPEN, STAT, PROBE, FILL = 1, 3, 4, 5, 7, 20
-#: kind of a counter -> its name; its value is a
-COUNTERS = {
-    40: "full slots",
-    41: "bytes read",
-    42: "bytes from other nodes",
-    43: "bytes sent to other nodes",
-    44: "bytes in batches",
-    45: "bytes read by the process (kernel)",
-    46: "bytes read from devices (kernel)",
-}
+#: the first kind of a counter, whose value is a; others get kinds as they come
 FULL = 40
-#: counters of these names get kinds from here on
-_NAMED = 60
+#: what is shown over time: field of RankStats, summed over all loaders; the kernel's name, for the process
+_SUMS = {
+    "bytes_read": "bytes read",
+    "peer_bytes": "bytes from other nodes",
+    "served_bytes": "bytes sent to other nodes",
+    "node_bytes": "bytes in batches",
+}
+_OF_KERNEL = {"rchar": "bytes read by the process (kernel)", "read_bytes": "bytes read from devices (kernel)"}
 
 #: Events of a thread, and single requests of its reads that have several. What is not written takes no memory.
 _MOST, _MOST_EXTENTS = 1 << 17, 1 << 18
@@ -150,18 +147,16 @@ class Recorder:
         self.day = time.time() - time.perf_counter()  # what to add to all times for seconds of the day's clock
         self.tracks: list[Track] = []
         self._joined = False
-        self.names: dict[int, str] = dict(COUNTERS)
+        self.names = {FULL: "full slots"}  # kind of a counter -> its name
         self._owners: dict[str, threading.Thread] = {}
         self._mine = threading.local()
         self._lock = threading.Lock()
-        self._kinds: dict[str, int] = {}  # of counters with names of their own, and what was recorded last
+        self._kinds: dict[str, int] = {}  # of the other counters, and what was recorded last
         self._seen: dict[str, float] = {}
         self._gauges: list[Callable[[], Mapping[str, float]]] = []
         self._looking = threading.Lock()
         self.next_look = self._next_kernel = 0.0  # when `look` is to be called again
-        self._io = _open_io()
-        self.kernel_before = _read_io(self._io)
-        self.sums = [0, 0, 0, 0]  # bytes read, from peers, to peers, in batches
+        self.kernel_before = _read_io()
 
     # -- who is traced -------------------------------------------------------------------------------------------------
 
@@ -203,7 +198,7 @@ class Recorder:
 
     def kernel(self) -> dict[str, int]:
         """What the kernel has counted for this process since the trace began: requests, bytes, bytes from devices."""
-        now = _read_io(self._io)
+        now = _read_io()
         return {name: now[name] - self.kernel_before[name] for name in now if name in self.kernel_before}
 
     # -- in the threads ------------------------------------------------------------------------------------------------
@@ -257,31 +252,27 @@ class Recorder:
             return
         try:
             self.next_look = now + _LOOK_S
-            for kind, total in zip((41, 42, 43, 44), self.sums, strict=True):
-                if total:
-                    self.event(kind, now, now, total)
-            for gauges in list(self._gauges):
+            for gauges in (self._totals, *self._gauges):
                 with suppress(Exception):  # of a loader that is closing
-                    for name, value in gauges().items():
-                        self._note(now, name, value)
+                    self._note(now, gauges())
             if now >= self._next_kernel:
                 self._next_kernel = now + _KERNEL_S
-                found = self.kernel()
-                for kind, name in ((45, "rchar"), (46, "read_bytes")):
-                    if name in found:
-                        self.event(kind, now, now, found[name])
+                self._note(now, {_OF_KERNEL[name]: n for name, n in self.kernel().items() if name in _OF_KERNEL})
         finally:
             self._looking.release()
 
-    def _note(self, now: float, name: str, value: float) -> None:
-        if name not in self._kinds:
-            if len(self._kinds) >= _MOST_NAMES:
-                return
-            self._kinds[name] = _NAMED + len(self._kinds)
-            self.names[self._kinds[name]] = name
-        if value != self._seen.get(name):
-            self._seen[name] = value
-            self.event(self._kinds[name], now, now, int(value))
+    def _totals(self) -> dict[str, float]:
+        stats = [found for use in self.uses if (found := use.now()) is not None]
+        totals = {name: sum(getattr(each, field) for each in stats) for field, name in _SUMS.items()}
+        return {name: total for name, total in totals.items() if total}
+
+    def _note(self, now: float, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            kind = self._kinds.setdefault(name, FULL + 1 + len(self._kinds))
+            if kind <= FULL + _MOST_NAMES and value != self._seen.get(name):
+                self.names[kind] = name
+                self._seen[name] = value
+                self.event(kind, now, now, int(value))
 
     def _keep(self, reads: np.ndarray, n: int) -> int:
         """Keep extents; returns the number of the first, or -1 if there is no room."""
@@ -311,19 +302,11 @@ class Recorder:
         return found[0]
 
 
-def _open_io() -> int:
-    with suppress(OSError):
-        return os.open("/proc/self/io", os.O_RDONLY | os.O_CLOEXEC)
-    return -1
-
-
-def _read_io(fd: int) -> dict[str, int]:
+def _read_io() -> dict[str, int]:
     """What the kernel counts for this process: name -> number; {} where it does not tell."""
-    if fd < 0:
-        return {}
     try:
-        lines = os.pread(fd, 1024, 0).decode().splitlines()
-        found = dict(line.split(": ") for line in lines)
+        with open("/proc/self/io") as file:
+            found = dict(line.split(": ") for line in file)
         return {name: int(found[name]) for name in ("rchar", "syscr", "read_bytes")}
     except (OSError, ValueError, KeyError):
         return {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any, TypeVar
 
@@ -191,23 +191,13 @@ def read_ranks(head: Mapping[str, Any], path: str) -> list[RankSummary]:
 
 def _rank(found: Mapping[str, Any]) -> RankSummary:
     rank = _known(RankSummary, found, skip=("files", "loaders", "kernel"))
-    rank.kernel = {str(name): int(_number(value)) for name, value in dict(found.get("kernel", {})).items()}
+    rank.kernel = {str(name): _whole(value, name) for name, value in dict(found.get("kernel", {})).items()}
     rank.files = [_known(FileRequests, each) for each in _list(found, "files")]
     for each in _list(found, "loaders"):
-        stats = _known(RankStats, each["stats"], skip=("knobs",))
-        knobs = each["stats"].get("knobs", {})
-        stats.knobs = {str(name): _knob(knob) for name, knob in dict(knobs).items()}
+        stats = _known(RankStats, each["stats"], skip=("knobs",))  # of which no advice speaks
         options = {str(name): value for name, value in dict(each["options"]).items()}
-        rank.loaders.append(LoaderSummary(_text(each["path"]), options, stats))
+        rank.loaders.append(LoaderSummary(_text(each["path"], "path"), options, stats))
     return rank
-
-
-def _knob(found: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "value": int(_number(found["value"])),
-        "reason": _text(found["reason"]),
-        "pinned": bool(found["pinned"]),
-    }
 
 
 def _list(found: Mapping[str, Any], name: str) -> list[Any]:
@@ -224,31 +214,37 @@ def _known(kind: type[T], found: Mapping[str, Any], skip: tuple[str, ...] = ()) 
         if each.name in skip or (each.name not in found and each.default is not MISSING):
             continue
         value = found[each.name]
-        if each.type == "bool | None" and value is None:
-            pass
-        elif each.type in ("bool", "bool | None"):
-            if not isinstance(value, bool):
-                raise TypeError(f"{each.name} is {value!r}")
-        elif each.type == "str":
-            value = _text(value)
-        elif each.type == "int":
-            value = int(_number(value, each.name))
-        else:
-            value = float(_number(value, each.name))
+        if value is not None or each.type != "bool | None":
+            value = _READ[str(each.type).removesuffix(" | None")](value, each.name)
         values[each.name] = value
     return kind(**values)
 
 
-def _number(value: Any, name: str = "a number") -> float:
+def _number(value: Any, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise TypeError(f"{name} is {value!r}")
     if not -1e-3 <= value < 1 << 63:  # seconds that are differences may be a little below 0
         raise ValueError(f"{name} is {value!r}")
+    return float(value)
+
+
+def _whole(value: Any, name: str) -> int:
+    _number(value, name)
+    return int(value)
+
+
+def _truth(value: Any, name: str) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} is {value!r}")
     return value
 
 
-def _text(value: Any) -> str:
+def _text(value: Any, name: str) -> str:
     """Text that may be printed."""
     if not isinstance(value, str) or len(value) > 1 << 16:
-        raise TypeError("text is missing or too long")
+        raise TypeError(f"{name} is missing or too long")
     return "".join(each if each.isprintable() else "?" for each in value)
+
+
+#: type of a field -> what checks its value
+_READ: dict[str, Callable[[Any, str], Any]] = {"bool": _truth, "str": _text, "int": _whole, "float": _number}

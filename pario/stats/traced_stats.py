@@ -72,19 +72,6 @@ class _EndsSpan:
                 recorder.look(now)
 
 
-class _Counts:
-    """A counter whose sum over all loaders is shown over time."""
-
-    def __init__(self, name: str, number: int) -> None:
-        self._name, self._number = name, number
-
-    def __set__(self, stats: TracedStats, value: int) -> None:
-        mine, recorder = stats.__dict__, stats._recorder
-        if recorder is not None:
-            recorder.sums[self._number] += value - mine[self._name]
-        mine[self._name] = value
-
-
 class _FullSlots:
     """The sum of what is shown over time."""
 
@@ -98,6 +85,4 @@ class _FullSlots:
 
 for _name, _kind in _SPAN_OF.items():
     setattr(TracedStats, _name, _EndsSpan(_name, _kind))
-for _number, _name in enumerate(("bytes_read", "peer_bytes", "served_bytes", "node_bytes")):
-    setattr(TracedStats, _name, _Counts(_name, _number))
 TracedStats.ready = _FullSlots()  # type: ignore[assignment]
