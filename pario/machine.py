@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -392,4 +393,6 @@ def write_all(fd: int, data: Any, offset: int) -> None:
     view = memoryview(data)
     while view:
         done = os.pwrite(fd, view, offset)
+        if not done:
+            raise OSError(errno.EIO, "the store takes no bytes")
         view, offset = view[done:], offset + done

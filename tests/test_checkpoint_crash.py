@@ -103,7 +103,7 @@ class Log:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made: list[tuple[str, Any]] = []
         self._fds: dict[int, str] = {}
-        for name in ("open", "mkdir", "rename", "link", "unlink", "rmdir", "pwrite", "ftruncate"):
+        for name in ("open", "mkdir", "rename", "replace", "link", "unlink", "rmdir", "pwrite", "ftruncate"):
             monkeypatch.setattr(store.os, name, self._wrapped(name, getattr(os, name)))
 
     def _wrapped(self, name: str, real: Any) -> Any:
@@ -179,7 +179,7 @@ def test_data_is_synced_before_the_manifest_and_the_manifest_before_the_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[tuple[str, str]] = []
-    real_sync, real_rename = os.fsync, os.rename
+    real_sync, real_rename, real_replace = os.fsync, os.rename, os.replace
 
     def sync(fd: int) -> None:
         calls.append(("sync", os.path.basename(os.readlink(f"/proc/self/fd/{fd}"))))
@@ -189,9 +189,14 @@ def test_data_is_synced_before_the_manifest_and_the_manifest_before_the_name(
         calls.append(("rename", os.path.basename(b)))
         real_rename(a, b)
 
+    def replace(a: str, b: str) -> None:
+        calls.append(("rename", os.path.basename(b)))
+        real_replace(a, b)
+
     with checkpointer(tmp_path) as ckpt:
         monkeypatch.setattr(store.os, "fsync", sync)
         monkeypatch.setattr(store.os, "rename", rename)
+        monkeypatch.setattr(store.os, "replace", replace)
         ckpt.save(0, {"a": np.zeros(5)}).wait()
     names = [f"{what} {name.split('-0000')[0]}" for what, name in calls]
     order = ["sync node", "rename node", "rename manifest.json", "sync .attempt-step", "rename step", "sync slow"]

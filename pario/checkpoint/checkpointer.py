@@ -424,8 +424,7 @@ class Checkpointer:
         error: Exception | None = None if step is None else step_error(step)
         self._meet(error or self._held_up(lambda: drained() and copied()), "restoring a checkpoint")
         check_same(self._world, -1 if step is None else int(step), "step")
-        tiers = self.slow, self.fast
-        tree, parents = restored(self._world, self._finder, step, tiers, like, self.leaves, self._ask_plane)
+        tree, parents = restored(self._world, self._finder, step, like, self.leaves, self._ask_plane)
         self._finder.restored(parents)
         return tree
 

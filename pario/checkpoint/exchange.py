@@ -15,8 +15,8 @@ import json
 import os
 import secrets
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, cycle
 from math import prod
 from typing import Any, Protocol
 
@@ -33,8 +33,8 @@ from pario.errors import CorruptedError, FileError, OptionError
 from pario.machine import replaced
 from pario.text import DAMAGED, read_json
 
-#: Bytes that are read at once, and then written; windows that are read or wait for that.
-WINDOW, _AHEAD = 32 << 20, 2
+#: Bytes that are read at once, and then written, while the next ones are read.
+WINDOW = 32 << 20
 #: The format's own limit.
 _MOST_HEADER = 100_000_000
 _TYPES = {
@@ -85,23 +85,15 @@ def named(node: Any, name: str = "") -> Iterator[tuple[str, int]]:
 def windows(opened: Opened, order: Sequence[int], most: int = WINDOW) -> Iterator[np.ndarray]:
     """The bytes of these arrays, one after another, u8[up to `most`]. The next ones are read meanwhile; who asks for
     another one gives its memory back."""
-    buffers = [empty_bytes(most) for _ in range(_AHEAD)]
-    under_way: deque[tuple[Callable[[], None], np.ndarray]] = deque()
+    before: tuple[Callable[[], None], np.ndarray] = lambda: None, np.empty(0, np.uint8)
+    buffers = cycle([empty_bytes(most), empty_bytes(most)])
     with Ahead(opened) as ahead:
-        for number, (nbytes, pieces) in enumerate(_cut(opened, order, most)):
-            buffer = buffers[number % _AHEAD]
+        for nbytes, pieces in chain(_cut(opened, order, most), [(0, [])]):
+            buffer = next(buffers)
             wait = ahead.start([Wish(array, box, buffer[at : at + n]) for array, box, at, n in pieces])
-            under_way.append((wait, buffer[:nbytes]))
-            if len(under_way) == _AHEAD:
-                yield from _read(under_way)
-        while under_way:
-            yield from _read(under_way)
-
-
-def _read(under_way: deque[tuple[Callable[[], None], np.ndarray]]) -> Iterator[np.ndarray]:
-    wait, data = under_way.popleft()
-    wait()
-    yield data
+            before[0]()
+            yield before[1]
+            before = wait, buffer[:nbytes]
 
 
 def _cut(opened: Opened, order: Sequence[int], most: int) -> Iterator[tuple[int, list[tuple[int, Box, int, int]]]]:

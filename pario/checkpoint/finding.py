@@ -46,7 +46,6 @@ class Found(NamedTuple):
     copies : nodes of which a partner's copy is taken"""
 
     step: int
-    at: float
     fast: bool
     id: str
     nodes: int
@@ -80,7 +79,7 @@ class Finder:
     goes on from."""
 
     def __init__(self, world: AnyWorld, slow: str, fast: str | None) -> None:
-        self._world, self._slow, self._fast = world, slow, fast
+        self._world, self.slow, self.fast = world, slow, fast
         self._told = False
         self._parents: list[str] | None = None  # the one that was restored or saved last, and its parents
         self._number = 0  # of the last commit
@@ -118,45 +117,35 @@ class Finder:
             _log.warning(
                 "step %d %s and abandons what was saved after that: step%s %s. From now on restore() takes the new "
                 "branch; python -m pario checkpoint prune %s --after %d deletes the other", step, begins,
-                "s" if left[1:] else "", named, self._slow, 0 if base is None else base.step,
+                "s" if left[1:] else "", named, self.slow, 0 if base is None else base.step,
             )  # fmt: skip
 
     def find(self) -> list[Found]:
-        """As `find`. Collective."""
+        """All complete checkpoints, the one that was committed last first, and the fast tier first. Where some parts
+        are there twice, the one with fewer partner copies comes before the one that is made of all of them. Collective.
+        Raises ReadError on all ranks."""
+        world, slow, fast = self._world, self.slow, self.fast
         tell, self._told = not self._told, True
-        return find(self._world, self._slow, self._fast, tell)
-
-
-def find(world: AnyWorld, slow: str, fast: str | None, tell: bool) -> list[Found]:
-    """All complete checkpoints, the one that was committed last first, and the fast tier first. Where some parts are
-    there twice, the one with fewer partner copies comes before the one that is made of all of them. Collective. Raises
-    ReadError on all ranks.
-
-    tell : warn of a newer one whose parts are not all there
-    """
-    own: list[Name] = []
-    with together(world, "looking for checkpoints"):
-        if fast is not None and world.is_leader:
-            own = [name for name in listed(fast) if name.nodes]
-    everyones = world.allgather(own) if fast is not None else [own]
-    found: list[Found] = []
-    with together(world, "looking for checkpoints"):
-        if world.rank == 0:
-            parts: dict[tuple[int, str, int], tuple[set[int], set[int]]] = {}  # own ones, copies
-            for name in (name for names in everyones for name in names):
-                parts.setdefault((name.step, name.id, name.nodes), (set(), set()))[name.copy].add(name.node)
-            times = {name: _time(os.path.join(slow, str(name))) for name in listed(slow) if not name.nodes}
-            found = [Found(name.step, at, False, name.id, 0) for name, at in times.items()]
-            ages = {(each.step, each.id): each.at for each in found}
-            for (step, id_, nodes), (whole, copies) in parts.items():
-                if whole | copies == set(range(nodes)):
-                    at = ages.get((step, id_), float("inf"))  # not drained yet: nothing of this step is newer
-                    for taken in {tuple(sorted(copies - whole)), tuple(sorted(copies))}:
-                        found.append(Found(step, at, True, id_, nodes, taken))
-            found.sort(key=lambda each: (each.order, each[1:5], -len(each.copies)), reverse=True)
-            if tell:
-                _tell_of_lost({key: whole | copies for key, (whole, copies) in parts.items()}, found)
-    return world.bcast(found)  # type: ignore[no-any-return]
+        own: list[Name] = []
+        with together(world, "looking for checkpoints"):
+            if fast is not None and world.is_leader:
+                own = [name for name in listed(fast) if name.nodes]
+        everyones = world.allgather(own) if fast is not None else [own]
+        found: list[Found] = []
+        with together(world, "looking for checkpoints"):
+            if world.rank == 0:
+                parts: dict[tuple[int, str, int], tuple[set[int], set[int]]] = {}  # own ones, copies
+                for name in (name for names in everyones for name in names):
+                    parts.setdefault((name.step, name.id, name.nodes), (set(), set()))[name.copy].add(name.node)
+                found = [Found(name.step, False, name.id, 0) for name in listed(slow) if not name.nodes]
+                for (step, id_, nodes), (whole, copies) in parts.items():
+                    if whole | copies == set(range(nodes)):
+                        for taken in {tuple(sorted(copies - whole)), tuple(sorted(copies))}:
+                            found.append(Found(step, True, id_, nodes, taken))
+                found.sort(key=lambda each: (each.order, each.fast, each.id, -len(each.copies)), reverse=True)
+                if tell:
+                    _tell_of_lost({key: whole | copies for key, (whole, copies) in parts.items()}, found)
+        return world.bcast(found)  # type: ignore[no-any-return]
 
 
 def _tell_of_lost(parts: dict[tuple[int, str, int], set[int]], found: list[Found]) -> None:
@@ -175,15 +164,10 @@ def _nodes(numbers: Sequence[int]) -> str:
     return f"node{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
 
 
-def _time(path: str) -> float:
-    with suppress(OSError):
-        return os.stat(path).st_mtime
-    return 0.0
-
-
-def open_found(world: AnyWorld, found: Found, slow: str, fast: str | None) -> Opened:
+def open_found(world: AnyWorld, found: Found, finder: Finder) -> Opened:
     """Read what a checkpoint says of itself. Collective; raises on all ranks: CorruptedError, ChecksumError,
     MissingError, ReadError on the rank that read it, PeerError on the others."""
+    slow, fast = finder.slow, finder.fast
     manifest: Manifest | None = None
     mine: dict[int, tuple[str, Part]] = {}
     found_name = found.step, found.id, found.nodes

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import logging
 import marshal
 from collections.abc import Callable
@@ -366,14 +367,11 @@ def check_same(world: AnyWorld, value: int, what: str) -> None:
 
 def _moved(node: Any, by: int) -> Any:
     """A description whose arrays begin at number `by`."""
-    if not isinstance(node, dict):
-        return node
-    ((kind, value),) = node.items()
-    if kind == "array":
-        return {"array": value + by}
-    if kind == "dict":
-        return {"dict": [[key, _moved(each, by)] for key, each in value]}
-    return {kind: [_moved(each, by) for each in value]} if kind in ("list", "tuple") else node
+
+    def moved(each: dict[str, Any]) -> Any:
+        return {"array": each["array"] + by} if "array" in each else each
+
+    return json.loads(json.dumps(node), object_hook=moved)
 
 
 def _plain(node: Any, path: str, found: dict[str, Any]) -> dict[str, Any]:

@@ -317,13 +317,22 @@ class Skeleton(NamedTuple):
     rest: list[tuple[int, bytes]]
 
 
-def skeleton(arranged: Arranged, specs: Sequence[Spec], links: Sequence[tuple[str, str]] = ()) -> Skeleton:
-    """Lays out a file. links : (name, file in the same folder that has it under this name)"""
+def skeleton(
+    arranged: Arranged, specs: Sequence[Spec], links: Sequence[tuple[str, str]] = (), codec: str = ""
+) -> Skeleton:
+    """Lays out a file. links : (name, file in the same folder that has it under this name); codec : of blocks that it
+    has packed, which are all that `arranged` has"""
     packed, rows = arranged.packed_bytes, arranged.rows(specs)
-    with _memory() as memory:
-        with _file(memory) as file:
+    with os.fdopen(os.memfd_create("pario-checkpoint", os.MFD_CLOEXEC), "r+b", buffering=0) as memory:
+        # Datasets of a page or more begin at one: O_DIRECT can write them.
+        with h5py.File(memory, "w", alignment_threshold=PAGE, alignment_interval=PAGE) as file:
+            file.attrs["format"] = "pario checkpoint"
             offsets = [_dataset(file, specs[piece.array], piece.box) for piece in arranged.large]
-            begin = _contiguous(file, "packed", (packed,), np.dtype(np.uint8)).id.get_offset() if packed else 0
+            name = "blocks" if codec else "packed"
+            begin = _contiguous(file, name, (packed,), np.dtype(np.uint8)).id.get_offset() if packed else 0
+            if codec:
+                file.attrs["codec"] = codec
+                file.attrs["read with"] = "pario.Checkpointer, or python -m pario checkpoint restore-to-npz"
             if rows:
                 file["packed_index"] = _index(rows)
             for name, other in links:
@@ -331,29 +340,6 @@ def skeleton(arranged: Arranged, specs: Sequence[Spec], links: Sequence[tuple[st
         data = [(offset, piece.nbytes) for offset, piece in zip(offsets, arranged.large, strict=True)]
         size, rest = _between(memory, [*data, *([(begin, packed)] if packed else [])])
     return Skeleton(size, offsets, begin, rest)
-
-
-def coded_skeleton(nbytes: int, codec: str) -> Skeleton:
-    """A file with `nbytes` bytes of coded blocks, at `packed`."""
-    with _memory() as memory:
-        with _file(memory) as file:
-            begin = _contiguous(file, "blocks", (nbytes,), np.dtype(np.uint8)).id.get_offset() if nbytes else 0
-            file.attrs["codec"] = codec
-            file.attrs["read with"] = "pario.Checkpointer, or python -m pario checkpoint restore-to-npz"
-        size, rest = _between(memory, [(begin, nbytes)] if nbytes else [])
-    return Skeleton(size, [], begin, rest)
-
-
-def _memory() -> Any:
-    """A file in memory."""
-    return os.fdopen(os.memfd_create("pario-checkpoint", os.MFD_CLOEXEC), "r+b", buffering=0)
-
-
-def _file(memory: Any) -> Any:
-    # Datasets of a page or more begin at one: O_DIRECT can write them.
-    file = h5py.File(memory, "w", alignment_threshold=PAGE, alignment_interval=PAGE)
-    file.attrs["format"] = "pario checkpoint"
-    return file
 
 
 def _between(memory: Any, data: list[tuple[int, int]]) -> tuple[int, list[tuple[int, bytes]]]:
@@ -397,11 +383,7 @@ def _contiguous(file: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[An
     properties.set_layout(h5py.h5d.CONTIGUOUS)
     properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-    links = h5py.h5p.create(h5py.h5p.LINK_CREATE)
-    links.set_create_intermediate_group(True)
-    space = h5py.h5s.create_simple(shape)
-    h5type = h5py.h5t.py_create(dtype, logical=True)
-    return h5py.Dataset(h5py.h5d.create(file.id, name.encode(), h5type, space, dcpl=properties, lcpl=links))
+    return file.create_dataset(name, shape, dtype, dcpl=properties)
 
 
 def _index(rows: Sequence[Row]) -> np.ndarray:
@@ -410,20 +392,15 @@ def _index(rows: Sequence[Row]) -> np.ndarray:
             return b""
         return json.dumps({"global_shape": row.spec.shape, "offset": row.box[0]}).encode()
 
-    columns: list[list[Any]] = [
-        [row.spec.path.encode() for row in rows],
-        [row.spec.dtype.encode() for row in rows],
-        [json.dumps(row.box[1]).encode() for row in rows],
-        [row.offset for row in rows],
-        [row.nbytes for row in rows],
-        [part_of(row) for row in rows],
-    ]
+    table: list[tuple[Any, ...]] = []
+    for row in rows:
+        texts = row.spec.path, row.spec.dtype, json.dumps(row.box[1])
+        table.append((*map(str.encode, texts), row.offset, row.nbytes, part_of(row)))
     names = ("path", "dtype", "shape", "offset", "nbytes", "part_of")
-    kinds = ["i8" if isinstance(column[0], int) else f"S{max(1, *map(len, column))}" for column in columns]
-    table = np.zeros(len(rows), list(zip(names, kinds, strict=True)))
-    for name, column in zip(names, columns, strict=True):
-        table[name] = column
-    return table
+    kinds = [
+        "i8" if isinstance(column[0], int) else f"S{max(1, *map(len, column))}" for column in zip(*table, strict=True)
+    ]
+    return np.array(table, list(zip(names, kinds, strict=True)))
 
 
 # -- staging memory ----------------------------------------------------------------------------------------------------

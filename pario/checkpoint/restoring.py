@@ -39,14 +39,12 @@ T = TypeVar("T")
 
 
 def restored(
-    world: AnyWorld, finder: Finder, step: int | None, tiers: tuple[str, str | None], like: Any, leaves: Leaves,
-    take: Callable[[int], None] | None = None,
-) -> tuple[Any, list[str]]:  # fmt: skip
+    world: AnyWorld, finder: Finder, step: int | None, like: Any, leaves: Leaves, take: Callable[[int], None] | None
+) -> tuple[Any, list[str]]:
     """The tree, or what `like` asks for of it, of the newest checkpoint that is not damaged; and its id, followed by
     those of its parents. Collective.
 
-    step : the newest of this step; tiers : the slow folder and the fast one; take(nbytes) : returns when these may
-    be read from the slow one
+    step : the newest of this step; take(nbytes) : returns when these may be read from the slow tier
     Raises on all ranks: MissingError if there is none, StateError if `like` does not fit, and the error of the newest
     if all are damaged.
     """
@@ -57,11 +55,11 @@ def restored(
     if not found:
         what = "no complete checkpoint" + ("" if step is None else f" of step {step}")
         hint = f"The newest one is step {everything[0].step}" if everything else "Ask latest() first: None says so"
-        raise world.raised_by_all(MissingError(what, path=tiers[0], hint=hint))
+        raise world.raised_by_all(MissingError(what, path=finder.slow, hint=hint))
     while True:
         each, error, tree = found[0], None, None
         try:
-            tree = _tree(world, each, tiers, like, leaves, take)
+            tree = _tree(world, each, finder, like, leaves, take)
         except Exception as e:  # all ranks raise together
             error = e
         kinds = world.allgather(_kind_of(error))
@@ -88,11 +86,10 @@ def restored(
 
 
 def _tree(
-    world: AnyWorld, found: Found, tiers: tuple[str, str | None], like: Any, leaves: Leaves,
-    take: Callable[[int], None] | None,
-) -> tuple[Any, Manifest]:  # fmt: skip
+    world: AnyWorld, found: Found, finder: Finder, like: Any, leaves: Leaves, take: Callable[[int], None] | None
+) -> tuple[Any, Manifest]:
     """Collective; raises on all ranks."""
-    opened = open_found(world, found, *tiers)
+    opened = open_found(world, found, finder)
     manifest = opened.manifest
     asked: list[tuple[int, Box, int]] = []
 
@@ -108,7 +105,8 @@ def _tree(
         return array[()] if spec.kind == "scalar" else array
 
     def tree(array: Callable[[Any, int, str], Any]) -> Any:
-        return _Picker(array, leaves, len(manifest.specs), world.rank, array is built).pick(like, manifest.description)
+        specs = len(manifest.specs)
+        return _picked(like, manifest.description, array, leaves, specs, world.rank, array is built)
 
     with together(world, "comparing `like` with the checkpoint"):
         tree(wish)
@@ -142,30 +140,28 @@ def _kind_of(error: Exception | None) -> str:
     return "damage" if isinstance(error, DAMAGE) else "like" if isinstance(error, StateError) else "other"
 
 
-class _Picker:
+def _picked(
+    like: Any, description: Any, array: Callable[[Any, int, str], Any], leaves: Leaves, arrays: int, rank: int,
+    closes: bool,
+) -> Any:  # fmt: skip
     """What `like` asks for: its tree, with what was saved as leaves. array(leaf of like, number, path) makes an array;
     closes : and nodes of a framework's own are made of what stands for them.
 
-    What `like` leaves out is left out; None asks for whatever is there, and a plain value for any plain value.
+    What `like` leaves out is left out; None asks for whatever is there, and a plain value for any plain value. Raises
+    StateError where `like` and the saved tree differ.
     """
 
-    def __init__(
-        self, array: Callable[[Any, int, str], Any], leaves: Leaves, arrays: int, rank: int, closes: bool
-    ) -> None:
-        self._array, self._leaves, self._arrays, self._rank, self._closes = array, leaves, arrays, rank, closes
-
-    def pick(self, like: Any, saved: Any, path: str = "") -> Any:
-        """saved : the description. Raises StateError where `like` and the saved tree differ."""
+    def pick(like: Any, saved: Any, path: str = "") -> Any:
         if isinstance(like, PerRank):
             like = like.value
         kind = next(iter(saved)) if isinstance(saved, dict) and len(saved) == 1 else ""
         if kind == "ranks":
             everyones = saved["ranks"]
-            return self.pick(like, everyones[self._rank], path) if self._rank < len(everyones) else None
+            return pick(like, everyones[rank], path) if rank < len(everyones) else None
         below, here = path + "/" if path else "", path or "the root"
-        if like is not None and (opened := _asked(self._leaves.opened, like, here)) is not None:
-            found = self.pick(opened[0], saved, path)
-            return opened[1](found) if self._closes else None
+        if like is not None and (opened := _asked(leaves.opened, like, here)) is not None:
+            found = pick(opened[0], saved, path)
+            return opened[1](found) if closes else None
         if isinstance(like, dict):
             if kind != "dict":
                 raise _misfit("a dict", here, saved, kind)
@@ -173,23 +169,25 @@ class _Picker:
             missing = [key for key in like if key not in children]
             if missing:
                 raise StateError(f"the checkpoint has no {missing[0]!r} in {here!r}; it has {list(children)[:20]}")
-            return {key: self.pick(value, children[key], f"{below}{key}") for key, value in like.items()}
+            return {key: pick(value, children[key], f"{below}{key}") for key, value in like.items()}
         if isinstance(like, list | tuple):
             if kind not in ("list", "tuple") or len(saved[kind]) != len(like):
                 raise _misfit(f"{len(like)} items", here, saved, kind)
             pairs = enumerate(zip(like, saved[kind], strict=True))
-            found = [self.pick(value, child, f"{below}[{k}]") for k, (value, child) in pairs]
+            found = [pick(value, child, f"{below}[{k}]") for k, (value, child) in pairs]
             if hasattr(like, "_fields"):
                 return type(like)(*found)
             return found if isinstance(like, list) else tuple(found)
         if kind == "array":
-            return self._array(like, saved["array"], here)
+            return array(like, saved["array"], here)
         if like is not None:
-            if isinstance(like, Shard) or _asked(self._leaves.wanted, like, here) is not None:
+            if isinstance(like, Shard) or _asked(leaves.wanted, like, here) is not None:
                 raise _misfit("an array", here, saved, kind)
             if kind in ("dict", "list", "tuple"):
                 raise _misfit(type(like).__name__, here, saved, kind)
-        return unflatten(saved, lambda number: self._array(None, number, ""), self._arrays, self._rank)
+        return unflatten(saved, lambda number: array(None, number, ""), arrays, rank)
+
+    return pick(like, description)
 
 
 def _misfit(wanted: str, path: str, saved: Any, kind: str) -> StateError:

@@ -36,6 +36,7 @@ import xxhash
 from pario.comm.base import AnyWorld
 from pario.comm.launcher import job_name
 from pario.errors import CheckpointError, CorruptedError, MissingError, ReadError
+from pario.machine import replaced, write_all
 
 #: An id, as a pattern.
 ID = "[0-9a-f]{7}[0-9a-fn][0-9a-f]{8}"
@@ -147,14 +148,9 @@ def write_small(folder: str, name: str, data: bytes, durable_name: bool = True) 
 
     durable_name=False : `commit` makes the name durable
     """
-    part = os.path.join(folder, f".{name}.{secrets.token_hex(4)}")
-    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-    try:
-        _write_all(fd, memoryview(data), 0)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    os.rename(part, os.path.join(folder, name))
+    with replaced(os.path.join(folder, name)) as part, Writer(part, len(data), direct=False) as writer:
+        writer.write(np.frombuffer(data, np.uint8), 0)
+        writer.sync()
     if durable_name:
         with suppress(FileNotFoundError):  # it has a new name already, and was synced before
             sync_folder(folder)
@@ -338,15 +334,6 @@ def read_small(path: str) -> bytes:
     return bytes(data)
 
 
-def _write_all(fd: int, data: memoryview, offset: int) -> None:
-    done = 0
-    while done < len(data):
-        n = os.pwrite(fd, data[done : done + (64 << 20)], offset + done)
-        if n <= 0:
-            raise OSError(errno.EIO, "the store takes no bytes")
-        done += n
-
-
 class Writer(_Opened):
     """One node's file while it is written: whole pages past the page cache where the store can, the rest through it.
 
@@ -373,16 +360,16 @@ class Writer(_Opened):
         """data : u8[n]"""
         whole = data.size // PAGE * PAGE
         if self._direct < 0 or offset % PAGE or data.ctypes.data % PAGE or not whole:
-            _write_all(self._fd, data.data, offset)
+            write_all(self._fd, data.data, offset)
             return
         try:
-            _write_all(self._direct, data[:whole].data, offset)
+            write_all(self._direct, data[:whole].data, offset)
         except OSError as e:
             if e.errno != errno.EINVAL:
                 raise
-            _write_all(self._fd, data[:whole].data, offset)
+            write_all(self._fd, data[:whole].data, offset)
         if whole < data.size:
-            _write_all(self._fd, data[whole:].data, offset + whole)
+            write_all(self._fd, data[whole:].data, offset + whole)
 
     def sync(self) -> None:
         os.fsync(self._fd)

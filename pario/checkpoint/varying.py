@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pario.checkpoint.attempts import TAKEN, Board
-from pario.checkpoint.layout import Arranged, NodeFile, Skeleton, coded_skeleton, cut_up, dataset_name, skeleton
+from pario.checkpoint.layout import Arranged, NodeFile, Skeleton, cut_up, dataset_name, skeleton
 from pario.checkpoint.manifest import Part, Stored, taken_name
 from pario.checkpoint.store import sum_of, whole_pages
 from pario.codec.base import Codec
@@ -140,7 +140,7 @@ class Varying:
         if self._codec is not None:
             new = np.flatnonzero(places[: len(file.blocks)] != TAKEN)
             sizes = [self.stored_bytes(block, file.blocks[block][1]) for block in new.tolist()]
-            made = coded_skeleton(sum(sizes), str(self._codec))
+            made = skeleton(Arranged(packed_bytes=sum(sizes)), (), codec=str(self._codec))
             places[new] = made.packed + np.cumsum([0, *sizes[:-1]]) if sizes else 0
         else:
             large = [k for k in range(len(arranged.large)) if k not in shape.taken]
