@@ -108,7 +108,7 @@ def test_arrays_for_which_there_is_no_memory_are_damage(
     part, manifest = (json.loads((made / name).read_bytes())["body"] for name in ("node-00000.json", "manifest.json"))
     block = 64 << 20
     blocks = [[k * block, block] for k in range(64)]
-    part |= {"size": 64 * block, "blocks": blocks, "pieces": [[0, [0], [64 * block], 0]]}
+    part |= {"layout": 1, "size": 64 * block, "blocks": blocks, "pieces": [[0, [0], [64 * block], 0]]}
     part["sums"] = [f"{sum_of(bytes(block)):016x}"] * 64
     manifest["arrays"] = [["[0]", "|u1", [64 * block], "array"]]
     (made / "node-00000.h5").write_bytes(b"")

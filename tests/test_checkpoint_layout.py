@@ -111,7 +111,9 @@ def saved(folder: Path, nodes: list[list[int]]) -> Opened:
         whole = [(*block, done[n]) for n, block in enumerate(file.blocks)]
         whole = sorted([*whole, *((offset, len(data), sum_of(data)) for offset, data in made.rest)])
         part = Part(0, "0" * 16, node, made.size, file.pieces, [b[:2] for b in whole], [b[2] for b in whole])
-        parts.append(read_part(part_text(part, pieces_text(part.pieces)), path))
+        # As older versions wrote it: without `stored`, all blocks at their offsets in the file.
+        rest = part_text(part, pieces_text(part.pieces)).partition(b"\n")[2].replace(b'"layout": 2', b'"layout": 1')
+        parts.append(read_part(b'{"xxh3": "%016x",\n' % sum_of(rest) + rest, path))
         assert parts[-1] == part
     sums = ["0" * 16] * len(nodes)
     manifest = Manifest(0, "0" * 16, 1.5, ranks, len(nodes), "", "", flats[0].description, specs, sums)

@@ -25,10 +25,11 @@ import numpy as np
 from pario.checkpoint import layout, manifest, store
 from pario.checkpoint.finding import Opened, described
 from pario.checkpoint.flat import unflatten
-from pario.checkpoint.manifest import part_name
+from pario.checkpoint.manifest import Stored, part_name
 from pario.checkpoint.restoring import Ahead, Wish
 from pario.checkpoint.store import Name, Reader, Writer, empty_bytes, sum_of
 from pario.checkpoint.tree import Box, Spec, runs
+from pario.checkpoint.varying import add_rest
 from pario.errors import CorruptedError, FileError, OptionError
 from pario.machine import replaced
 from pario.text import DAMAGED, read_json
@@ -280,7 +281,7 @@ def _write(foreign: Foreign, folder: str, name: Name, progress: Callable[[int], 
     store.make_folder(folder)
     memory = empty_bytes(max((store.whole_pages(nbytes) for _, nbytes in file.blocks), default=store.PAGE))
     pieces, k = sorted(file.pieces, key=lambda each: each[2]), 0
-    sums = [(offset, len(data), sum_of(data)) for offset, data in layout.cut_up(file.rest)]
+    stored: list[Stored] = []
     with Writer(os.path.join(folder, part_name(0) + ".h5"), file.size) as writer:
         for offset, nbytes in file.blocks:
             data = memory[:nbytes]
@@ -293,15 +294,15 @@ def _write(foreign: Foreign, folder: str, name: Name, progress: Callable[[int], 
                 if end > offset + nbytes:
                     break
                 k += 1
-            sums.append((offset, nbytes, sum_of(data)))
+            stored.append(Stored(0, offset, nbytes, 0, sum_of(data)))
             writer.write(data, offset)
             progress(nbytes)
         for offset, rest in file.rest:
             writer.write(np.frombuffer(rest, np.uint8), offset)
         writer.sync()
-    sums.sort()
-    blocks = [(offset, nbytes) for offset, nbytes, _ in sums]
-    part = manifest.Part(name.step, name.id, 0, file.size, file.pieces, blocks, [total for *_, total in sums])
-    text = manifest.part_text(part, manifest.pieces_text(file.pieces))
+    compact, blocks = file.compact[0], list(file.compact[1])
+    part = manifest.Part(name.step, name.id, 0, file.size, compact, blocks, [each.sum for each in stored], stored)
+    add_rest(part, file.rest)
+    text = manifest.part_text(part, file.pieces_text)
     store.write_small(folder, part_name(0) + ".json", text)
     return f"{sum_of(text):016x}"

@@ -132,12 +132,8 @@ class NodeFile:
         return pieces, [(begin, nbytes) for begin, (_, nbytes) in zip(begins, self.blocks, strict=False)]
 
     @cached_property
-    def compact_text(self) -> str:
-        return pieces_text(self.compact[0])
-
-    @cached_property
     def pieces_text(self) -> str:
-        return pieces_text(self.pieces)
+        return pieces_text(self.compact[0])
 
     @cached_property
     def arrays_text(self) -> str:

@@ -7,8 +7,9 @@ manifest.json   the step, the tree without its arrays, the arrays (path, dtype, 
                 versions, and which files there are with the checksums of their descriptions. It is written last.
 node-NNNNN.json the file's size, which part of which array lies where in it, and the checksum (XXH3 of 64 bits) of every
                 block. The blocks cover the whole file, what HDF5 itself wrote included: no byte is unchecked.
-                Where blocks are packed by a codec, or lie in the files of older checkpoints, offsets in `pieces` and
-                `blocks` are those of the blocks one after another, and `stored` says where each of them lies.
+                Offsets in `pieces` and `blocks` are those of the blocks one after another, and `stored` says where each
+                of them lies, in this file or in that of an older checkpoint, and whether a codec has packed it. Older
+                versions wrote no `stored` where all lay in this file, as they were.
 
 Nothing in them is trusted: `read_manifest` and `read_part` check every number before anybody uses it.
 """
@@ -150,12 +151,8 @@ def part_text(part: Part, pieces: str) -> bytes:
     """pieces : its `pieces_text`"""
     body = {name: value for name, value in part.__dict__.items() if name != "pieces"}
     body["sums"] = [f"{each:016x}" for each in part.sums]
-    if part.stored:
-        body["stored"] = [[*each[:-1], f"{each.sum:016x}"] for each in part.stored]
-    else:
-        body = {name: value for name, value in body.items() if name not in ("stored", "others", "codec")}
-    layout = STORED if part.stored else PLAIN
-    return _text_of({"format": "pario checkpoint part", "layout": layout, "file": part.file, **body}, "pieces", pieces)
+    body["stored"] = [[*each[:-1], f"{each.sum:016x}"] for each in part.stored]
+    return _text_of({"format": "pario checkpoint part", "layout": STORED, "file": part.file, **body}, "pieces", pieces)
 
 
 def arrays_text(specs: Sequence[Spec]) -> str:

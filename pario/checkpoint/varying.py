@@ -1,5 +1,6 @@
-"""Checkpoints whose bytes are not simply those of the staging memory: unchanged arrays are taken over from an older
-one, and blocks are packed by a codec. Where each block lies is decided anew for each checkpoint.
+"""Where each block lies, which is decided anew for each checkpoint: in the node's file, or, where an array has not
+changed, in that of an older checkpoint; as it is, or packed by a codec. If either may be, ranks look at their blocks
+before the file is made.
 
     every rank of the node                         the node's first rank
     computes the checksums of its blocks
@@ -137,6 +138,10 @@ class Varying:
     def lay_out(self, file: NodeFile, shape: Shape) -> None:
         """Where everything else lies: in `shape`, and on the board for all ranks."""
         places, arranged = self._board.places, file.arranged
+        if self._codec is None and not shape.taken:
+            places[: len(file.blocks)] = [offset for offset, _ in file.blocks]
+            shape.size, shape.rest = file.size, file.rest
+            return
         if self._codec is not None:
             new = np.flatnonzero(places[: len(file.blocks)] != TAKEN)
             sizes = [self.stored_bytes(block, file.blocks[block][1]) for block in new.tolist()]
@@ -180,15 +185,11 @@ class Varying:
             assert last is not None
             for block in file.groups[number]:
                 stored[block] = last.stored[block]._replace(file=source)
-        at = sum(blocks[-1]) if blocks else 0
-        for offset, data in cut_up(shape.rest):
-            blocks.append((at, len(data)))
-            sums.append(sum_of(data))
-            stored.append(Stored(0, offset, len(data), 0, sums[-1]))
-            at += len(data)
         others = [(source.id, source.size) for source in shape.others]
         codec = "" if self._codec is None else self._codec.name
-        return Part(step, id_, self._node, shape.size, pieces, blocks, sums, stored, others, codec)
+        part = Part(step, id_, self._node, shape.size, pieces, blocks, sums, stored, others, codec)
+        add_rest(part, shape.rest)
+        return part
 
     def remember(self, file: NodeFile, part: Part, shape: Shape, folders: Sequence[str]) -> None:
         """That this checkpoint was written, into the first of the folders; the others are where it will be."""
@@ -203,6 +204,16 @@ class Varying:
             data = sum(each.nbytes for each in stored if each.file == 0)
             files = [_Source(part.id, part.size, data, paths), *others]
             self._last = _Last(file, self._board.sums[:count].copy(), stored, files)
+
+
+def add_rest(part: Part, rest: list[tuple[int, bytes]]) -> None:
+    """To what was written by ranks, what HDF5 has written. rest : of `Skeleton`"""
+    at = sum(part.blocks[-1]) if part.blocks else 0
+    for offset, data in cut_up(rest):
+        part.blocks.append((at, len(data)))
+        part.sums.append(sum_of(data))
+        part.stored.append(Stored(0, offset, len(data), 0, part.sums[-1]))
+        at += len(data)
 
 
 def _link(source: _Source, name: str, folder: str) -> bool:

@@ -49,10 +49,8 @@ from pario.checkpoint.attempts import (
     Tiers,
 )
 from pario.checkpoint.finding import Folder, Write, carry_over, copy_blocks, write_limited
-from pario.checkpoint.layout import NodeFile, cut_up
 from pario.checkpoint.manifest import (
     MANIFEST,
-    Part,
     branch_of,
     manifest_text,
     parents_of,
@@ -159,9 +157,11 @@ class WriteThread:
 
     def _prepared(self, attempt: Attempt) -> Shape:
         """Everything before the file can be made (varying.py). What comes back counts on the node's first rank."""
-        board, varying, file = self._board, self._varying, attempt.file
+        board, varying, file, shape = self._board, self._varying, attempt.file, Shape()
         if not varying:
-            return Shape(file.size, file.rest)
+            if self._places.leads:
+                varying.lay_out(file, shape)
+            return shape
 
         def summed(number: int, at: int) -> None:
             varying.sum(number, attempt.staging[at : at + file.blocks[number][1]])
@@ -174,7 +174,6 @@ class WriteThread:
 
         _all([self._writers.call(summed, *put) for put in file.puts])
         board.mine(SUMMED, attempt.number)
-        shape = Shape()
         if self._places.leads:
             folder = self._attempt_folder(attempt, self._tiers.fast is None)
             make_folder(folder)
@@ -248,13 +247,12 @@ class WriteThread:
     def _write(self, attempt: Attempt, folder: str, straight: bool, shape: Shape) -> None:
         file, board = attempt.file, self._board
         write = self._write_slow if straight else Writer.write
-        put = self._put_varying if self._varying else self._put
         with Writer(self._file(folder)) as writer:
             rest = shape.rest if self._places.leads else []
             calls = [self._writers.call(writer.write, np.frombuffer(data, np.uint8), at) for at, data in rest]
-            calls += [self._writers.call(put, attempt, writer, each, write) for each in file.puts]
+            calls += [self._writers.call(self._put, attempt, writer, each, write) for each in file.puts]
             try:
-                pieces = self._pieces(attempt.file) if self._places.leads else ""  # meanwhile
+                pieces = file.pieces_text if self._places.leads else ""  # meanwhile
             finally:
                 _all(calls)
             board.mine(WRITTEN, attempt.number)
@@ -262,13 +260,12 @@ class WriteThread:
                 return
             board.wait(LEADERS + WRITTEN, attempt.number, self, "the ranks of the node to write their parts")
             writer.sync()
-        part = self._describe(attempt, shape)
+        part = self._varying.described(attempt.manifest.step, attempt.manifest.id, file, shape)
         described = part_text(part, pieces)
         attempt.described = f"{sum_of(described):016x}"
         write_small(folder, part_name(part.node) + ".json", described, straight)
         final = os.path.join(os.path.dirname(folder), os.path.basename(folder)[len(ATTEMPT) :])
-        if self._varying:
-            self._varying.remember(file, part, shape, (folder, final))
+        self._varying.remember(file, part, shape, (folder, final))
         if not straight:
             assert self._tiers.fast is not None
             write_small(folder, MANIFEST, manifest_text(attempt.manifest, attempt.file.arrays_text), False)
@@ -276,21 +273,13 @@ class WriteThread:
             commit(folder, final)
             self._tiers.fast.prune()
 
-    def _pieces(self, file: NodeFile) -> str:
-        return file.compact_text if self._varying else file.pieces_text
-
     def _put(self, attempt: Attempt, writer: Writer, put: tuple[int, int], write: Write) -> None:
-        number, at = put
-        offset, nbytes = attempt.file.blocks[number]
-        data = attempt.staging[at : at + nbytes]
-        self._board.sums[number] = sum_of(data)
-        write(writer, data, offset)
-        self._move(nbytes)
-
-    def _put_varying(self, attempt: Attempt, writer: Writer, put: tuple[int, int], write: Write) -> None:
         (number, at), target = put, int(self._board.places[put[0]])
         nbytes = attempt.file.blocks[number][1]
         slot = attempt.staging[at : at + whole_pages(nbytes)]
+        if not self._varying:
+            self._varying.sum(number, slot[:nbytes])
+            self._varying.code(number, slot, nbytes)
         if target != TAKEN:
             write(writer, slot[: self._varying.stored_bytes(number, nbytes)], target)
             self._varying.clean(number, attempt.file, slot)
@@ -304,18 +293,6 @@ class WriteThread:
         with self._lock:
             self._moved += nbytes
             self._board.mine(MOVED, self._moved)
-
-    def _describe(self, attempt: Attempt, shape: Shape) -> Part:
-        file, manifest = attempt.file, attempt.manifest
-        if self._varying:
-            return self._varying.described(manifest.step, manifest.id, file, shape)
-        blocks = [(*block, int(total)) for block, total in zip(file.blocks, self._board.sums, strict=False)]
-        blocks += [(offset, len(data), sum_of(data)) for offset, data in cut_up(file.rest)]
-        blocks.sort()
-        return Part(
-            manifest.step, manifest.id, self._places.node, file.size, file.pieces,
-            [(offset, nbytes) for offset, nbytes, _ in blocks], [total for _, _, total in blocks],
-        )  # fmt: skip
 
 
 def _all(calls: list[Future[Any]]) -> None:
