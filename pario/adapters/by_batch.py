@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pario.errors import OptionError
+from pario.records import Batch
 
 
 class Batches:
@@ -82,3 +83,16 @@ class BatchSampler:
 def as_it_is(batch: Any) -> Any:
     """What a DataLoader is to make of a batch."""
     return batch
+
+
+def with_ids(batch: Batch, ids: str | None) -> dict[str, Any]:
+    """The arrays of a batch, and under the name `ids`, if that is not None, the record ids."""
+    arrays = dict(batch)
+    if ids is not None:
+        if ids in arrays:
+            raise OptionError(
+                f"ids={ids!r} is the name of an array of the decoder ({', '.join(arrays)})",
+                hint="Choose another name for the record ids.",
+            )
+        arrays[ids] = batch.ids
+    return arrays

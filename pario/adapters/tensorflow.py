@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from pario.errors import OptionError
+from pario.adapters.by_batch import with_ids
 from pario.loader.loader import Loader
-from pario.records import Batch
 
 __all__ = ["dataset"]
 
@@ -32,7 +31,7 @@ def dataset(loader: Loader, *, ids: str | None = None, signature: dict[str, Any]
     script, so `loader.state_dict()` is the position of the script; with `.prefetch(k)` it is up to k + 1 batches ahead.
     """
     if signature is None:
-        first = _arrays(loader.peek(), ids)
+        first = with_ids(loader.peek(), ids)
         signature = {
             name: tf.TensorSpec(shape=(None, *array.shape[1:]), dtype=tf.as_dtype(array.dtype), name=name)
             for name, array in first.items()
@@ -40,21 +39,9 @@ def dataset(loader: Loader, *, ids: str | None = None, signature: dict[str, Any]
 
     def epoch() -> Iterator[dict[str, np.ndarray]]:
         for batch in loader:
-            yield _arrays(batch, ids)
+            yield with_ids(batch, ids)
 
     options = tf.data.Options()
     options.experimental_optimization.inject_prefetch = False
     options.deterministic = True
     return tf.data.Dataset.from_generator(epoch, output_signature=signature).with_options(options)
-
-
-def _arrays(batch: Batch, ids: str | None) -> dict[str, np.ndarray]:
-    arrays = dict(batch)
-    if ids is not None:
-        if ids in arrays:
-            raise OptionError(
-                f"ids={ids!r} is the name of an array of the decoder ({', '.join(arrays)})",
-                hint="Choose another name for the record ids.",
-            )
-        arrays[ids] = batch.ids
-    return arrays

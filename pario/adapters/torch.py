@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, overload
 import numpy as np
 import torch
 
-from pario.adapters.by_batch import Batches, BatchSampler, as_it_is
+from pario.adapters.by_batch import Batches, BatchSampler, as_it_is, with_ids
 from pario.adapters.sampling import prefetching
 from pario.adapters.torch_checkpoint import Checkpointer
 from pario.comm.launcher import own_addresses
@@ -173,15 +173,7 @@ class Loader(NumpyLoader[B]):
             yield super().state_dict() if self._link.ahead else None, self._tensors(batch)
 
     def _tensors(self, batch: Batch) -> Tensors:
-        tensors = {name: as_tensor(value) for name, value in batch.items()}
-        if self._ids is not None:
-            if self._ids in tensors:
-                raise OptionError(
-                    f"ids={self._ids!r} is the name of an array of the decoder ({', '.join(tensors)})",
-                    hint="Choose another name for the record ids.",
-                )
-            tensors[self._ids] = as_tensor(batch.ids)
-        return tensors
+        return {name: as_tensor(value) for name, value in with_ids(batch, self._ids).items()}
 
     def _formed(self, tensors: Tensors) -> Any:  # B
         if callable(self._form):

@@ -369,15 +369,15 @@ class Board:
                 return CheckpointError(f"a rank of the node could not write its part: {text}", rank=self._rank(seat))
         return None
 
-    def wait(self, word: int, attempt: int, limits: Limits, what: str) -> None:
-        """Until a word of the leader, or from LEADERS on one of every rank, has reached that attempt.
+    def wait(self, word: int, attempt: int, limits: Limits, what: str, of_all: bool = False) -> None:
+        """Until a word of the leader, or one of every rank (`of_all`), has reached that attempt.
 
         Raises CheckpointError if another rank fails, if this one is stopped, or if no rank of the node moves any byte
         for this long; it names who is missing.
         """
         moved, since = self.theirs(MOVED), time.monotonic()
         pause = 1e-4
-        while (self.get(word) if word < LEADERS else min(self.theirs(word - LEADERS))) < attempt:
+        while (min(self.theirs(word)) if of_all else self.get(word)) < attempt:
             failure = self.failure(attempt)
             if failure is not None:
                 raise failure
@@ -389,7 +389,7 @@ class Board:
             if moved != (moved := self.theirs(MOVED)):
                 since = now
             if now - since > limits.limit_s:
-                step = self.theirs(word - LEADERS if word >= LEADERS else WRITTEN)
+                step = self.theirs(word if of_all else WRITTEN)
                 late = [self._rank(seat) for seat, number in enumerate(step) if number < attempt]
                 raise CheckpointError(
                     f"no byte was written for {limits.limit_s:.0f} s while it waited for {what}; missing: "

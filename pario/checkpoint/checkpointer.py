@@ -12,24 +12,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from pario.checkpoint.attempts import (
-    ALIKE,
-    BUSY,
-    CALLED,
-    DRAINED,
-    Attempt,
-    Board,
-    Budget,
-    FastTier,
-    Handle,
-    Places,
-    Tier,
-    Tiers,
-    apart,
-    check_options,
-    checkpoint_threads,
-    step_error,
-)
+from pario.checkpoint import attempts
+from pario.checkpoint.attempts import Attempt, Board, Budget, FastTier, Handle, Places, Tier, Tiers
 from pario.checkpoint.finding import Finder
 from pario.checkpoint.flat import Alike, Flat, check_same, flatten, structure_of
 from pario.checkpoint.layout import Staging
@@ -49,8 +33,6 @@ from pario.notebook import shown
 from pario.plane.bucket import Bucket
 from pario.plane.joining import store_agent
 from pario.threads import at_end
-
-__all__ = ["Checkpointer", "Handle"]
 
 _log = logging.getLogger("pario")
 
@@ -127,7 +109,7 @@ class Checkpointer:
         try:
             with together(world, "reading the options"):
                 alone = bool(partner) and fast is None
-                codec = check_options(keep, rate, full, pending, compress, differing, timeout_s, alone)
+                codec = attempts.check_options(keep, rate, full, pending, compress, differing, timeout_s, alone)
             self._keep, self._pending, self._timeout_s, self._version = keep, pending, timeout_s, str(version)
             mine = self.slow, fast is None, keep, rate, full, pending, incremental, compress, partner, differing
             self._secret, alike = world.bcast((secrets.token_hex(16), mine))
@@ -174,7 +156,7 @@ class Checkpointer:
         self._ask_plane = ask_plane
         fast = None if self.fast is None else FastTier(self.fast, self.slow, self._partners and world.nodes > 1)
         tiers = Tiers(self.slow, fast, full, self._timeout_s, self._keep, take)
-        threads = checkpoint_threads()
+        threads = attempts.checkpoint_threads()
         self._drain = DrainThread(places, tiers, self._board, threads["drain"])
         self._partner = open_partner(world, places, tiers, self._board, threads["partner"]) if self._partners else None
         if self._partner is not None:
@@ -208,7 +190,7 @@ class Checkpointer:
         """
         began = time.monotonic()
         self._roll_call("saving a checkpoint")
-        error: BaseException | None = step_error(step)
+        error: BaseException | None = attempts.step_error(step)
         flat = Flat(None, [], [], [], [])
         try:
             flat = flatten(tree, self.leaves)
@@ -257,7 +239,7 @@ class Checkpointer:
 
         def is_free() -> bool:
             written = all(attempt.written.is_set() for attempt in self._attempts)
-            return written and self._number - self._board.get(DRAINED) < self._pending
+            return written and self._number - self._board.get(attempts.DRAINED) < self._pending
 
         self._meet(self._held_up(is_free), "saving a checkpoint")
         waited = time.monotonic() - began
@@ -266,9 +248,9 @@ class Checkpointer:
 
     def _held_up(self, ready: Callable[[], bool]) -> Exception | None:
         """As `_until`. The others, who may come to the next call meanwhile, do not take this rank for late."""
-        self._board.mine(BUSY, self._calls + 1)
+        self._board.mine(attempts.BUSY, self._calls + 1)
         late = self._until(ready)
-        self._board.mine(BUSY, 0)
+        self._board.mine(attempts.BUSY, 0)
         return late
 
     def _until(self, ready: Callable[[], bool], timeout_s: float | None = None) -> Exception | None:
@@ -322,7 +304,7 @@ class Checkpointer:
         if self._closed:
             raise ClosedError("this Checkpointer was closed")
         self._calls += 1
-        self._board.mine(CALLED, self._calls)
+        self._board.mine(attempts.CALLED, self._calls)
         told, code = False, zlib.crc32(doing.encode())
         error: BaseException | None = None
 
@@ -334,14 +316,14 @@ class Checkpointer:
             who = ", ".join(f"rank {rank}" for rank in late) or "a rank of another node"
             said = f"{who} did not come within {waited:.0f} s while rank {self._world.rank} is {doing}"
             if not warns:
-                raise CheckpointError(said, hint=f"{ALIKE}; or raise timeout_s")
+                raise CheckpointError(said, hint=f"{attempts.ALIKE}; or raise timeout_s")
             told = True
-            _log.warning("%s. %s", said, ALIKE)
+            _log.warning("%s. %s", said, attempts.ALIKE)
 
         try:
             with roll_call(self._world, doing, check):
                 if self._world.allreduce_min(code) != self._world.allreduce_max(code):
-                    error = self._world.raised_by_all(apart(self._world.allgather(doing)))
+                    error = self._world.raised_by_all(attempts.apart(self._world.allgather(doing)))
         except CheckpointError as e:
             error = e
         if error is not None:
@@ -421,7 +403,7 @@ class Checkpointer:
         # What is drained or copied now may be deleted from the fast tier while it is read there.
         drained = lambda: all(attempt.drained.is_set() for attempt in self._attempts)  # noqa: E731
         copied = lambda: self._partner is None or self._partner.idle  # noqa: E731
-        error: Exception | None = None if step is None else step_error(step)
+        error: Exception | None = None if step is None else attempts.step_error(step)
         self._meet(error or self._held_up(lambda: drained() and copied()), "restoring a checkpoint")
         check_same(self._world, -1 if step is None else int(step), "step")
         tree, parents = restored(self._world, self._finder, step, like, self.leaves, self._ask_plane)

@@ -390,14 +390,18 @@ def reserve(fd: int, size: int, path: str) -> None:
 
 
 def failed(error: BaseException, what: str, path: str) -> CheckpointError:
-    """What the user sees of an error of the store."""
+    """What the user sees of an error of the store; a CheckpointError stays what it is."""
+    if isinstance(error, CheckpointError):
+        return error
     said = error.strerror or str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
     if isinstance(error, FileNotFoundError):
         said = "its folder is gone: another rank has given it up, or somebody has deleted it"
     hint: Any = None
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         hint = "Make room there, or keep fewer; the last complete checkpoint is untouched"
-    return CheckpointError(f"{what}: {said}", path=path, hint=hint)
+    made = CheckpointError(f"{what}: {said}", path=path, hint=hint)
+    made.__cause__ = error
+    return made
 
 
 # -- the folders of a job's tiers --------------------------------------------------------------------------------------

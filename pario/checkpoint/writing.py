@@ -29,51 +29,12 @@ from typing import Any
 
 import numpy as np
 
-from pario.checkpoint.attempts import (
-    CANCELLED,
-    CHOSEN,
-    CODED,
-    DONE,
-    DRAINED,
-    DRAINING,
-    LEADERS,
-    MOVED,
-    OPENED,
-    STRAIGHT,
-    SUMMED,
-    TAKEN,
-    WRITTEN,
-    Attempt,
-    Board,
-    Places,
-    Tiers,
-)
+from pario.checkpoint import attempts, manifest, store
+from pario.checkpoint.attempts import Attempt, Board, Places, Tiers
 from pario.checkpoint.finding import Folder, Write, carry_over, copy_blocks, write_limited
-from pario.checkpoint.manifest import (
-    MANIFEST,
-    branch_of,
-    manifest_text,
-    parents_of,
-    part_name,
-    part_text,
-    read_part,
-)
-from pario.checkpoint.store import (
-    ATTEMPT,
-    Name,
-    Writer,
-    commit,
-    discard,
-    failed,
-    listed,
-    make_folder,
-    read_small,
-    sum_of,
-    whole_pages,
-    write_small,
-)
+from pario.checkpoint.store import Name, Writer
 from pario.checkpoint.varying import Shape, Varying
-from pario.errors import CheckpointError, MissingError, ParioError, ReadError
+from pario.errors import CheckpointError, MissingError, ReadError
 from pario.threads import Workers
 
 _log = logging.getLogger("pario")
@@ -116,38 +77,34 @@ class WriteThread:
         straight = self._tiers.fast is None
         folder = ""
         try:
-            try:
-                shape = self._prepared(attempt)
-                if self._places.leads:
-                    folder, straight = self._open(attempt, shape)
-                else:
-                    self._board.wait(OPENED, attempt.number, self, "the first rank of the node to make the file")
-                    straight = self._board.get(STRAIGHT) == attempt.number
-                    folder = self._attempt_folder(attempt, straight)
-                self._write(attempt, folder, straight, shape)
-            except CheckpointError as e:
-                raise e
-            except Exception as e:
-                what = f"the checkpoint of step {attempt.manifest.step} was not saved"
-                raise failed(e, what, folder or self._tiers.slow) from e
-        except CheckpointError as e:
-            attempt.fail(e)
-            self._board.fail(attempt.number, str(e))
+            shape = self._prepared(attempt)
+            if self._places.leads:
+                folder, straight = self._open(attempt, shape)
+            else:
+                self._board.wait(attempts.OPENED, attempt.number, self, "the node's first rank to make the file")
+                straight = self._board.get(attempts.STRAIGHT) == attempt.number
+                folder = self._attempt_folder(attempt, straight)
+            self._write(attempt, folder, straight, shape)
+        except Exception as e:
+            what = f"the checkpoint of step {attempt.manifest.step} was not saved"
+            error = store.failed(e, what, folder or self._tiers.slow)
+            attempt.fail(error)
+            self._board.fail(attempt.number, str(error))
             if self._places.leads and not straight:
-                discard(folder or self._attempt_folder(attempt, False))
+                store.discard(folder or self._attempt_folder(attempt, False))
         if self._places.leads:
             if attempt.error is not None:
-                self._board.put(CANCELLED, attempt.number)
+                self._board.put(attempts.CANCELLED, attempt.number)
             else:
                 attempt.durable_at["fast"] = time.monotonic()
-            self._board.put(DONE, attempt.number)
+            self._board.put(attempts.DONE, attempt.number)
             attempt.straight = straight
             attempt.written.set()
             self._then(attempt, straight)
             return
         if attempt.error is None:
             try:
-                self._board.wait(DONE, attempt.number, self, "the first rank of the node to finish the file")
+                self._board.wait(attempts.DONE, attempt.number, self, "the node's first rank to finish the file")
             except CheckpointError as e:
                 attempt.fail(e)
         attempt.written.set()
@@ -169,31 +126,31 @@ class WriteThread:
 
         def coded(number: int, at: int) -> None:
             nbytes = file.blocks[number][1]
-            varying.code(number, attempt.staging[at : at + whole_pages(nbytes)], nbytes)
+            varying.code(number, attempt.staging[at : at + store.whole_pages(nbytes)], nbytes)
             self._move(nbytes)
 
         _all([self._writers.call(summed, *put) for put in file.puts])
-        board.mine(SUMMED, attempt.number)
+        board.mine(attempts.SUMMED, attempt.number)
         if self._places.leads:
             folder = self._attempt_folder(attempt, self._tiers.fast is None)
-            make_folder(folder)
-            board.wait(LEADERS + SUMMED, attempt.number, self, "the ranks of the node to look for what has changed")
+            store.make_folder(folder)
+            board.wait(attempts.SUMMED, attempt.number, self, "the node's ranks to look for what has changed", True)
             shape = varying.choose(file, folder)
-            board.put(CHOSEN, attempt.number)
-        board.wait(CHOSEN, attempt.number, self, "the first rank of the node to look for what has changed")
+            board.put(attempts.CHOSEN, attempt.number)
+        board.wait(attempts.CHOSEN, attempt.number, self, "the node's first rank to look for what has changed")
         _all([self._writers.call(coded, *put) for put in file.puts])
-        board.mine(CODED, attempt.number)
+        board.mine(attempts.CODED, attempt.number)
         if self._places.leads:
-            board.wait(LEADERS + CODED, attempt.number, self, "the ranks of the node to pack their blocks")
+            board.wait(attempts.CODED, attempt.number, self, "the node's ranks to pack their blocks", True)
             varying.lay_out(file, shape)
         return shape
 
     def _attempt_folder(self, attempt: Attempt, straight: bool) -> str:
         if straight:
-            return os.path.join(self._tiers.slow, f"{ATTEMPT}{attempt.name}")
+            return os.path.join(self._tiers.slow, f"{store.ATTEMPT}{attempt.name}")
         assert self._tiers.fast is not None
         name = attempt.name._replace(node=self._places.node, nodes=self._places.nodes)
-        return os.path.join(self._tiers.fast.folder, f"{ATTEMPT}{name}")
+        return os.path.join(self._tiers.fast.folder, f"{store.ATTEMPT}{name}")
 
     def _open(self, attempt: Attempt, shape: Shape) -> tuple[str, bool]:
         """Make the folder and the file; (folder, whether it lies on the slow tier)."""
@@ -202,7 +159,7 @@ class WriteThread:
         began = time.monotonic()
         while True:
             try:
-                make_folder(folder)
+                store.make_folder(folder)
                 Writer(self._file(folder), shape.size, direct=False).close()
                 break
             except OSError as e:
@@ -214,12 +171,12 @@ class WriteThread:
                     straight = True
                     before, folder = folder, self._attempt_folder(attempt, True)
                     for other in shape.others:
-                        make_folder(folder)
+                        store.make_folder(folder)
                         carry_over(self._places.node, (other.id, other.size), Folder(before), folder, self._write_slow)
-                    discard(before)
+                    store.discard(before)
         if straight:
-            self._board.put(STRAIGHT, attempt.number)
-        self._board.put(OPENED, attempt.number)
+            self._board.put(attempts.STRAIGHT, attempt.number)
+        self._board.put(attempts.OPENED, attempt.number)
         return folder, straight
 
     def _room_on_fast(self, attempt: Attempt, size: int, began: float) -> bool:
@@ -232,7 +189,7 @@ class WriteThread:
         said = f"the fast tier {fast.folder} has no room for {size:,} bytes of step {attempt.manifest.step}"
         if self._stopped:
             raise OSError(errno.ENOSPC, said)
-        waiting = self._board.get(DRAINED) < attempt.number - 1 and time.monotonic() - began < self._tiers.limit_s
+        waiting = self._board.get(attempts.DRAINED) < attempt.number - 1 and time.monotonic() - began < self.limit_s
         if self._tiers.full == "slow" or not waiting:
             _log.warning("%s: this node writes straight to %s", said, self._tiers.slow)
             return False
@@ -242,7 +199,7 @@ class WriteThread:
         return True
 
     def _file(self, folder: str) -> str:
-        return os.path.join(folder, part_name(self._places.node) + ".h5")
+        return os.path.join(folder, manifest.part_name(self._places.node) + ".h5")
 
     def _write(self, attempt: Attempt, folder: str, straight: bool, shape: Shape) -> None:
         file, board = attempt.file, self._board
@@ -255,32 +212,33 @@ class WriteThread:
                 pieces = file.pieces_text if self._places.leads else ""  # meanwhile
             finally:
                 _all(calls)
-            board.mine(WRITTEN, attempt.number)
+            board.mine(attempts.WRITTEN, attempt.number)
             if not self._places.leads:
                 return
-            board.wait(LEADERS + WRITTEN, attempt.number, self, "the ranks of the node to write their parts")
+            board.wait(attempts.WRITTEN, attempt.number, self, "the node's ranks to write their parts", True)
             writer.sync()
         part = self._varying.described(attempt.manifest.step, attempt.manifest.id, file, shape)
-        described = part_text(part, pieces)
-        attempt.described = f"{sum_of(described):016x}"
-        write_small(folder, part_name(part.node) + ".json", described, straight)
-        final = os.path.join(os.path.dirname(folder), os.path.basename(folder)[len(ATTEMPT) :])
+        described = manifest.part_text(part, pieces)
+        attempt.described = f"{store.sum_of(described):016x}"
+        store.write_small(folder, manifest.part_name(part.node) + ".json", described, straight)
+        final = os.path.join(os.path.dirname(folder), os.path.basename(folder)[len(store.ATTEMPT) :])
         self._varying.remember(file, part, shape, (folder, final))
         if not straight:
             assert self._tiers.fast is not None
-            write_small(folder, MANIFEST, manifest_text(attempt.manifest, attempt.file.arrays_text), False)
+            text = manifest.manifest_text(attempt.manifest, file.arrays_text)
+            store.write_small(folder, manifest.MANIFEST, text, False)
             self._tiers.fast.begin(attempt.name)
-            commit(folder, final)
+            store.commit(folder, final)
             self._tiers.fast.prune()
 
     def _put(self, attempt: Attempt, writer: Writer, put: tuple[int, int], write: Write) -> None:
         (number, at), target = put, int(self._board.places[put[0]])
         nbytes = attempt.file.blocks[number][1]
-        slot = attempt.staging[at : at + whole_pages(nbytes)]
+        slot = attempt.staging[at : at + store.whole_pages(nbytes)]
         if not self._varying:
             self._varying.sum(number, slot[:nbytes])
             self._varying.code(number, slot, nbytes)
-        if target != TAKEN:
+        if target != attempts.TAKEN:
             write(writer, slot[: self._varying.stored_bytes(number, nbytes)], target)
             self._varying.clean(number, attempt.file, slot)
         self._move(nbytes)
@@ -292,7 +250,7 @@ class WriteThread:
         """The others see that this rank goes on."""
         with self._lock:
             self._moved += nbytes
-            self._board.mine(MOVED, self._moved)
+            self._board.mine(attempts.MOVED, self._moved)
 
 
 def _all(calls: list[Future[Any]]) -> None:
@@ -321,44 +279,39 @@ class DrainThread:
         self._stopped = True
         ended = self._line.end(limit_s)
         for folder in self._failed:
-            discard(folder)
+            store.discard(folder)
         return ended
 
     def stopped(self) -> bool:
         return self._stopped
 
     def _run(self, attempt: Attempt, straight: bool) -> None:
-        folder = os.path.join(self._tiers.slow, f"{ATTEMPT}{attempt.name}")
+        folder = os.path.join(self._tiers.slow, f"{store.ATTEMPT}{attempt.name}")
         try:
-            if attempt.error is None:
-                try:
-                    if not straight:
-                        self._copy(attempt, folder)
-                    if self._places.first:
-                        self._commit(attempt, folder)
-                        attempt.durable_at["slow"] = time.monotonic()
-                except ParioError:
-                    raise
-                except Exception as e:
-                    raise failed(e, f"the checkpoint of step {attempt.manifest.step} was not drained", folder) from e
-        except ParioError as e:
-            attempt.fail(e if isinstance(e, CheckpointError) else CheckpointError(str(e)))
+            if attempt.error is None and not straight:
+                self._copy(attempt, folder)
+            if attempt.error is None and self._places.first:
+                self._commit(attempt, folder)
+                attempt.durable_at["slow"] = time.monotonic()
+        except Exception as e:
+            attempt.fail(store.failed(e, f"the checkpoint of step {attempt.manifest.step} was not drained", folder))
         if attempt.error is not None and self._places.first:
             self._failed.append(folder)
-            discard(folder)
+            store.discard(folder)
         elif attempt.error is not None:  # rank 0 is not to wait for this node
             with suppress(OSError):
-                make_folder(folder)
-                write_small(folder, f"failed-{self._places.node:05d}", str(attempt.error).encode(errors="replace"))
+                store.make_folder(folder)
+                said = str(attempt.error).encode(errors="replace")
+                store.write_small(folder, f"failed-{self._places.node:05d}", said)
         if self._tiers.fast is not None:
             self._tiers.fast.end(attempt.name)
         attempt.committed.set()
         if attempt.error is None and self._places.first:
             while self._failed:  # no node has anything left to do for those
-                discard(self._failed.pop())
+                store.discard(self._failed.pop())
             self._parents[attempt.name.id] = attempt.manifest.parents or []
             prune(self._tiers.slow, self._tiers.keep, attempt.name, self._parents)
-        self._board.put(DRAINED, attempt.number)
+        self._board.put(attempts.DRAINED, attempt.number)
         attempt.drained.set()
 
     def _copy(self, attempt: Attempt, folder: str) -> None:
@@ -366,42 +319,43 @@ class DrainThread:
         assert self._tiers.fast is not None
         name = attempt.name._replace(node=self._places.node, nodes=self._places.nodes)
         source = os.path.join(self._tiers.fast.folder, str(name))
-        described = read_small(os.path.join(source, part_name(self._places.node) + ".json"))
-        part = read_part(described, source)
-        make_folder(folder)
+        described = store.read_small(os.path.join(source, manifest.part_name(self._places.node) + ".json"))
+        part = manifest.read_part(described, source)
+        store.make_folder(folder)
         for file in part.others:
             carry_over(part.node, file, Folder(source), folder, self._write)
         copy_blocks(part, Folder(source), folder, self._write)
-        write_small(folder, part_name(self._places.node) + ".json", described)
+        store.write_small(folder, manifest.part_name(self._places.node) + ".json", described)
 
     def _write(self, writer: Writer, data: np.ndarray, offset: int) -> None:
         write_limited(writer, data, offset, self._take, self.stopped)
 
     def _take(self, nbytes: int) -> None:
         self._moved += 1
-        self._board.put(DRAINING, self._moved)
+        self._board.put(attempts.DRAINING, self._moved)
         self._tiers.take(nbytes)
 
     def _commit(self, attempt: Attempt, folder: str) -> None:
         """Wait for all nodes, then commit. Raises OSError, ParioError."""
         sums = [attempt.described, *(self._await_node(folder, node) for node in range(1, self._places.nodes))]
-        manifest = replace(attempt.manifest, parts=sums)
-        write_small(folder, MANIFEST, manifest_text(manifest, attempt.file.arrays_text), False)
-        commit(folder, os.path.join(self._tiers.slow, str(attempt.name)))
+        whole = replace(attempt.manifest, parts=sums)
+        text = manifest.manifest_text(whole, attempt.file.arrays_text)
+        store.write_small(folder, manifest.MANIFEST, text, False)
+        store.commit(folder, os.path.join(self._tiers.slow, str(attempt.name)))
 
     def _await_node(self, folder: str, node: int) -> str:
         """Checksum of that node's description, when it is there."""
-        path = os.path.join(folder, part_name(node) + ".json")
+        path = os.path.join(folder, manifest.part_name(node) + ".json")
         pause, since, seen = _POLL_S[0], time.monotonic(), -1
         while True:
             with suppress(MissingError):
-                return f"{sum_of(read_small(path)):016x}"
+                return f"{store.sum_of(store.read_small(path)):016x}"
             with suppress(MissingError):
-                said = read_small(os.path.join(folder, f"failed-{node:05d}"))
+                said = store.read_small(os.path.join(folder, f"failed-{node:05d}"))
                 raise CheckpointError(f"node {node} could not write its part: {said.decode(errors='replace')}")
             now = time.monotonic()
             with suppress(OSError):
-                moved = os.stat(os.path.join(folder, part_name(node) + ".h5")).st_mtime_ns
+                moved = os.stat(os.path.join(folder, manifest.part_name(node) + ".h5")).st_mtime_ns
                 if moved != seen:
                     seen, since = moved, now
                     self._take(0)
@@ -419,17 +373,17 @@ class DrainThread:
 def prune(slow: str, keep: int | None, just: Name, known: dict[str, list[str]]) -> None:
     """Of the branch of the one just committed, delete all but the `keep` newest. Best effort.
 
-    known : parents, as `parents_of` reads them; what was read is noted there
+    known : parents, as `manifest.parents_of` reads them; what was read is noted there
     """
     if keep is None:
         return
     try:
-        whole = [name for name in listed(slow) if not name.nodes]
+        whole = [name for name in store.listed(slow) if not name.nodes]
     except ReadError as e:
         _log.warning("old checkpoints stay: %s", e)
         return
-    known.update(parents_of(slow, whole, known))
-    gone = branch_of(just.id, {name.id: known[name.id] for name in whole if name.id in known})[keep:]
+    known.update(manifest.parents_of(slow, whole, known))
+    gone = manifest.branch_of(just.id, {name.id: known[name.id] for name in whole if name.id in known})[keep:]
     for name in whole:
         if name.id in gone:
-            discard(os.path.join(slow, str(name)))
+            store.discard(os.path.join(slow, str(name)))

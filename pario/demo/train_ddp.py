@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 import pario
+from pario.demo.train_requeue import Model
 
 try:
     import torch
@@ -69,26 +70,17 @@ class DDP:
 
 
 class Linear:
-    """The same surface without torch: softmax regression in NumPy."""
+    """The same surface without torch: the linear classifier in NumPy of train_requeue.py."""
 
     def __init__(self, comm: Any, args: argparse.Namespace, shape: tuple[int, ...]) -> None:
-        self.comm, self.rate, self.nominal = comm, args.rate, args.batch_size
-        self.weights = np.zeros((int(np.prod(shape)), args.classes))
+        self.comm, self.rate, self.model = comm, args.rate, Model(args.classes)
 
     def step(self, data: np.ndarray, label: np.ndarray) -> float:
-        x = data.reshape(len(data), len(self.weights)).astype(float)
-        x /= x.max(axis=1, keepdims=True, initial=1.0)  # the brightest pixel of each picture is 1
-        scores = x @ self.weights
-        p = np.exp(scores - scores.max(axis=1, keepdims=True))
-        p /= p.sum(axis=1, keepdims=True)
-        rows = np.arange(len(label))
-        loss = float(-np.log(p[rows, label] + 1e-12).sum())
-        p[rows, label] -= 1
-        mine = x.T @ p
+        mine = self.model.gradient(data, label)
         everyones = np.empty_like(mine)
         self.comm.Allreduce(mine, everyones)
-        self.weights -= self.rate / (self.nominal * self.comm.size) * everyones
-        return loss
+        self.model.step(everyones, self.rate)
+        return float(mine[1])
 
     def close(self) -> None:
         pass
