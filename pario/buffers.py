@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Mapping
+from math import prod
 
 import numpy as np
 
@@ -57,13 +58,9 @@ class BatchBuffers:
         total = 0
         objects = {name: np.empty(shape, dtype) for name, (shape, dtype) in shapes.items() if dtype.hasobject}
         for name, (shape, dtype) in shapes.items():
-            if name in objects:
-                continue
-            size = dtype.itemsize
-            for extent in shape:
-                size *= extent
-            places[name] = total
-            total += -(-size // _ALIGN) * _ALIGN
+            if name not in objects:
+                places[name] = total
+                total += -(-dtype.itemsize * prod(shape) // _ALIGN) * _ALIGN
         root = np.asarray(_Lease(self._block(total), self))
         arrays = {name: np.ndarray(*shapes[name], root, start) for name, start in places.items()}
         if objects:  # in the decoder's order, which `x, y = batch` has

@@ -9,12 +9,10 @@ from typing import Any
 
 from pario.errors import OptionError
 
-__all__ = ["Prefetching", "prefetching"]
+__all__ = ["prefetching"]
 
 
-def prefetching(
-    sampler: Iterable[Any], env: Any, key: Callable[[Any], bytes], *, records: int = 512, db: Any = None
-) -> Prefetching:
+class prefetching:
     """The same sampler, which announces its records: `DataLoader(dataset, sampler=prefetching(sampler, env, key))`.
 
     sampler : gives indices, or lists of them (a batch sampler)
@@ -23,14 +21,13 @@ def prefetching(
     records : how far ahead of the one that the DataLoader takes records are announced; it is itself some batches ahead
         of the loop
     db : as for `env.begin`
+
+    Whatever else is asked of it, as `set_epoch` or `batch_size`, the sampler answers.
     """
-    return Prefetching(sampler, env, key, records, db)
 
-
-class Prefetching:
-    """See `prefetching`. Whatever else is asked of it, as `set_epoch` or `batch_size`, the sampler answers."""
-
-    def __init__(self, sampler: Iterable[Any], env: Any, key: Callable[[Any], bytes], records: int, db: Any) -> None:
+    def __init__(
+        self, sampler: Iterable[Any], env: Any, key: Callable[[Any], bytes], *, records: int = 512, db: Any = None
+    ) -> None:
         if not callable(getattr(env, "will_read", None)):
             raise OptionError(
                 f"env must be a pario.lmdb.Environment, got {type(env).__module__}.{type(env).__name__}",

@@ -17,7 +17,7 @@ import os
 import socket
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import numpy as np
 import torch
@@ -54,18 +54,6 @@ __all__ = ["Checkpointer", "Loader", "prefetching", "use_mpi_ranks"]
 Tensors = dict[str, Any]
 
 _FORMS = ("dict", "tuple")
-
-
-class Link(Protocol):
-    """The way of tensors to a device. `ahead`: how many batches are on their way while the script works on another."""
-
-    ahead: int
-
-    def send(self, tensors: Tensors) -> Any:
-        """Begin to copy."""
-
-    def receive(self, sent: Any) -> Tensors:
-        """The tensors on the device, ready for the current stream."""
 
 
 class Loader(NumpyLoader[B]):
@@ -126,7 +114,7 @@ class Loader(NumpyLoader[B]):
         self._own_comm = options.get("comm") is not None
         self._sequential = not options.get("shuffle") and options.get("weights") is None
         super().__init__(path, batch_size, decoder, **options)
-        self._link = _link(self._device)
+        self._link = (CudaLink if self._device.type == "cuda" else Link)(self._device)
         #: state of the last batch that was handed out, while others are on their way to the device
         self._handed_out: dict[str, Any] | None = None
         self._batches: Callable[[], Iterator[Batch] | None] = lambda: None  # those of the loop, while somebody has it
@@ -268,22 +256,21 @@ def each_tensor(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
 # -- to the device -------------------------------------------------------------------------------------------------
 
 
-def _link(device: torch.device) -> Link:
-    return CudaLink(device) if device.type == "cuda" else PlainLink(device)
-
-
-class PlainLink(Link):
-    """Copies when the batch is taken; on the CPU there is nothing to copy."""
+class Link:
+    """The way of tensors to a device: copies when the batch is taken; on the CPU there is nothing to copy. `ahead`: how
+    many batches are on their way while the script works on another."""
 
     ahead = 0
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def send(self, tensors: Tensors) -> Tensors:
+    def send(self, tensors: Tensors) -> Any:
+        """Begin to copy."""
         return tensors
 
-    def receive(self, sent: Tensors) -> Tensors:
+    def receive(self, sent: Any) -> Tensors:
+        """The tensors on the device, ready for the current stream."""
         return sent if self._device.type == "cpu" else each_tensor(lambda t: t.to(self._device), sent)
 
 
@@ -304,7 +291,7 @@ class CudaLink(Link):
     ahead = 1
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        super().__init__(device)
         self._stream = torch.cuda.Stream(device)
 
     def send(self, tensors: Tensors) -> _Sent:

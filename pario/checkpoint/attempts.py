@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
@@ -289,25 +289,18 @@ class FastTier:
 # -- among the ranks of a node -----------------------------------------------------------------------------------------
 
 
-class Limits(Protocol):
-    """How long a thread waits: without a byte moved, and whether it is to end."""
-
-    @property
-    def limit_s(self) -> float: ...
-
-    def stopped(self) -> bool: ...
-
-
 class Board:
-    """Collective over `world`; afterwards local, for any thread.
+    """Collective over `world`; afterwards local, for any thread. stopped : whether this rank's waiting is to end;
+    limit_s : it ends, too, when no byte was moved for this long
 
     sums, stored, coded : u64 per block of the node's file, which the rank that writes the block fills in: checksum of
         the block, checksum of what is written of it, and bytes that a codec made of it, 0 without one
     places : i64 per block, of the leader: where it lies in the file, or TAKEN from an older one
     """
 
-    def __init__(self, world: AnyWorld) -> None:
-        self._world = world
+    def __init__(self, world: AnyWorld, limit_s: float) -> None:
+        self._world, self._limit_s = world, limit_s
+        self.stopped = False
         self._ranks = world.node_size
         self._seat = world.node_rank
         sizes = [8 * (LEADERS + WORDS * self._ranks), _NOTE * self._ranks]
@@ -369,7 +362,7 @@ class Board:
                 return CheckpointError(f"a rank of the node could not write its part: {text}", rank=self._rank(seat))
         return None
 
-    def wait(self, word: int, attempt: int, limits: Limits, what: str, of_all: bool = False) -> None:
+    def wait(self, word: int, attempt: int, what: str, of_all: bool = False) -> None:
         """Until a word of the leader, or one of every rank (`of_all`), has reached that attempt.
 
         Raises CheckpointError if another rank fails, if this one is stopped, or if no rank of the node moves any byte
@@ -381,18 +374,18 @@ class Board:
             failure = self.failure(attempt)
             if failure is not None:
                 raise failure
-            if limits.stopped():
+            if self.stopped:
                 raise CheckpointError(f"given up while it waited for {what}")
             if self.get(CANCELLED) >= attempt:
                 raise CheckpointError("the node's first rank has given up this checkpoint")
             now = time.monotonic()
             if moved != (moved := self.theirs(MOVED)):
                 since = now
-            if now - since > limits.limit_s:
+            if now - since > self._limit_s:
                 step = self.theirs(word if of_all else WRITTEN)
                 late = [self._rank(seat) for seat, number in enumerate(step) if number < attempt]
                 raise CheckpointError(
-                    f"no byte was written for {limits.limit_s:.0f} s while it waited for {what}; missing: "
+                    f"no byte was written for {self._limit_s:.0f} s while it waited for {what}; missing: "
                     f"{', '.join(f'rank {rank}' for rank in late) or 'the first rank of the node'}"
                 )
             time.sleep(pause)

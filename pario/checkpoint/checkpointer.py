@@ -120,7 +120,7 @@ class Checkpointer:
             with together(world, "opening the checkpoints' folders"):
                 open_folders(world, self.slow, self.fast)
             self._partners = bool(partner)
-            self._board = Board(world)
+            self._board = Board(world, timeout_s)
             self._start(rate, full, Varying(world.node, self._board, bool(incremental), codec))
         except BaseException as e:
             self._stack.close()

@@ -103,19 +103,17 @@ def _cut(opened: Opened, order: Sequence[int], most: int) -> Iterator[tuple[int,
     used = 0
     for number in order:
         spec = opened.manifest.specs[number]
-        item, start, stop = spec.item, 0, prod(spec.shape)
-        if pieces and used + spec.nbytes > most:  # a block that two windows have parts of is read twice
-            yield used, pieces
-            used, pieces = 0, []
-        while start < stop:
-            count = min(stop - start, (most - used) // item)
-            for box in runs(spec.shape, start, start + count):
-                pieces.append((number, box, used, prod(box[1]) * item))
-                used += pieces[-1][3]
-            start += count
-            if start < stop:
+        item, elements = max(1, spec.item), prod(spec.shape)
+        for start in range(0, elements, most // item):
+            stop = min(start + most // item, elements)
+            # A block that two windows have parts of is read twice: each array begins a window, if it needs more than
+            # is left of one.
+            if pieces and used + (spec.nbytes if start == 0 else (stop - start) * item) > most:
                 yield used, pieces
                 used, pieces = 0, []
+            for box in runs(spec.shape, start, stop):
+                pieces.append((number, box, used, prod(box[1]) * item))
+                used += pieces[-1][3]
     yield used, pieces
 
 

@@ -12,23 +12,13 @@ import os
 import stat
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from pario.checkpoint.manifest import (
-    MANIFEST,
-    MOST_PARENTS,
-    Manifest,
-    Part,
-    check_parts,
-    part_name,
-    read_manifest,
-    read_part,
-    taken_name,
-)
-from pario.checkpoint.store import Name, Reader, Writer, listed, next_id, order_of, read_small, sum_of, whole_pages
+from pario.checkpoint.manifest import Manifest, Part, check_parts, manifest_in, part_in, part_name, taken_name
+from pario.checkpoint.store import Name, Reader, Writer, listed, next_id, order_of, sum_of, whole_pages
 from pario.codec.registry import make
 from pario.comm.base import AnyWorld, together
 from pario.comm.memory import private_bytes
@@ -36,6 +26,8 @@ from pario.errors import CheckpointError, ChecksumError, CorruptedError, DecodeE
 
 _log = logging.getLogger("pario")
 
+#: Of a checkpoint: more than may have failed or been deleted one after another.
+_MOST_PARENTS = 32
 #: What counts as damage, wherever a checkpoint is read: an older one is tried. No memory for what it claims to be is
 #: among that; no codec's package, and a `like` that does not fit, are not.
 DAMAGE = (FileError, MemoryError)
@@ -105,7 +97,7 @@ class Finder:
         parents = self._parents or []
         self._number += 1
         made = next_id(self._number, random)
-        self._parents = [made, *parents][:MOST_PARENTS]
+        self._parents = [made, *parents][:_MOST_PARENTS]
         return made, parents
 
     def _tell_of_abandoned(self, found: list[Found], step: int, parents: list[str]) -> None:
@@ -176,9 +168,9 @@ def open_found(world: AnyWorld, found: Found, finder: Finder) -> Opened:
             for name in listed(fast):
                 if (name.step, name.id, name.nodes, name.copy) == (*found_name, name.node in found.copies):
                     folder = os.path.join(fast, str(name))
-                    mine[name.node] = folder, _part(folder, name.node)
+                    mine[name.node] = folder, part_in(folder, name.node)
                     if name.node == 0:
-                        manifest = _manifest(folder)
+                        manifest = manifest_in(folder)
         elif not found.fast and world.rank == 0:
             folder = os.path.join(slow, str(Name(found.step, found.id)))
             manifest, whole = _read(folder)
@@ -209,31 +201,17 @@ def described(folder: str) -> tuple[Manifest, list[Part]]:
 
 def _read(folder: str) -> tuple[Manifest, list[Part]]:
     """As `described`; the parts are those of the manifest, but not checked against each other."""
-    manifest = _manifest(folder)
-    return manifest, [_part(folder, node, total) for node, total in enumerate(manifest.parts)]
+    manifest = manifest_in(folder)
+    return manifest, [part_in(folder, node, total) for node, total in enumerate(manifest.parts)]
 
 
-def _manifest(folder: str) -> Manifest:
-    path = os.path.join(folder, MANIFEST)
-    return read_manifest(read_small(path), path)
-
-
-def _part(folder: str, node: int, total: str | None = None) -> Part:
-    """total : the checksum that its description must have"""
-    path = os.path.join(folder, part_name(node) + ".json")
-    data = read_small(path)
-    found = f"{sum_of(data):016x}"
-    if total not in (None, found):
-        raise ChecksumError(f"the checksum of this file is {found}, the manifest says {total}", path=path)
-    return read_part(data, path)
-
-
-class PartReader:
+class PartReader(ExitStack):
     """The blocks of one node's part as they were saved: read from its file, or from those of older checkpoints that it
     uses, checked, and unpacked. Any thread may read; files are opened when they are needed."""
 
     def __init__(self, folder: str, part: Part, take: Callable[[int], None] | None = None) -> None:
         """take : of `store.Reader`. Raises OptionError where the codec's package is missing."""
+        super().__init__()
         self._folder, self.part, self._take = folder, part, take
         self._codec = make(part.codec) if part.codec else None
         self._readers: dict[int, Reader] = {}
@@ -244,7 +222,9 @@ class PartReader:
         with self._lock:
             if file not in self._readers:
                 name, size = self.part.files[file]
-                self._readers[file] = Reader(os.path.join(self._folder, name), size, take=self._take)
+                self._readers[file] = self.enter_context(
+                    Reader(os.path.join(self._folder, name), size, take=self._take)
+                )
             return self._readers[file]
 
     def read(self, number: int, out: np.ndarray) -> None:
@@ -276,17 +256,6 @@ class PartReader:
                 path=reader.path,
                 offset=offset,
             )
-
-    def close(self) -> None:
-        for reader in self._readers.values():
-            reader.close()
-        self._readers.clear()
-
-    def __enter__(self) -> PartReader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def problems(folder: str, progress: Callable[[int], None] = lambda nbytes: None) -> list[str]:

@@ -42,8 +42,6 @@ PLAIN, STORED, PER_RANK = 1, 2, 3
 _HEAD = re.compile(rb'\{"xxh3": "([0-9a-f]{16})",\n')
 _HEAD_BYTES = 29
 _PARENTS = re.compile(_HEAD.pattern + rb' "body": \{"format": "pario checkpoint", "parents": \[([^\]]*)\]')
-#: More than may have failed or been deleted one after another.
-MOST_PARENTS = 32
 #: bytes of a file, blocks, ranks: larger numbers are damage
 _MOST = 1 << 60
 _MOST_BLOCK = 64 << 20
@@ -102,7 +100,7 @@ class Part:
 @dataclass(frozen=True)
 class Manifest:
     """The whole. parts : checksum of every node's description, "" where it was not known when this was written;
-    parents : ids of the checkpoints that it goes on from, the last one first, at most MOST_PARENTS, none in the first
+    parents : ids of the checkpoints that it goes on from, the last one first, a limited number, none in the first
     of a run, None in those of older versions; per_rank : the tree has PerRank values"""
 
     step: int
@@ -263,6 +261,12 @@ def read_manifest(data: bytes, path: str) -> Manifest:
     return made
 
 
+def manifest_in(folder: str) -> Manifest:
+    """Of a checkpoint. Raises CorruptedError, ChecksumError, MissingError, ReadError."""
+    path = os.path.join(folder, MANIFEST)
+    return read_manifest(read_small(path), path)
+
+
 def parents_of(folder: str, names: Sequence[Name], known: Mapping[str, list[str]]) -> dict[str, list[str]]:
     """id -> `Manifest.parents` of committed checkpoints. names : the oldest first; known : what was read before.
     Checksums are not compared: by this only fewer are deleted than might be."""
@@ -320,6 +324,16 @@ def read_part(data: bytes, path: str) -> Part:
     except DAMAGED as e:
         raise CorruptedError(f"the description of this node's file is damaged: {e}", path=path) from None
     return made
+
+
+def part_in(folder: str, node: int, total: str | None = None) -> Part:
+    """As `manifest_in`. total : the checksum that the description must have"""
+    path = os.path.join(folder, part_name(node) + ".json")
+    data = read_small(path)
+    found = f"{sum_of(data):016x}"
+    if total not in (None, found):
+        raise ChecksumError(f"the checksum of this file is {found}, the manifest says {total}", path=path)
+    return read_part(data, path)
 
 
 def _sum(value: Any) -> int:

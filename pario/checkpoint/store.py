@@ -435,12 +435,13 @@ def open_folders(world: AnyWorld, slow: str, fast: str | None) -> None:
 
 
 def sweep(world: AnyWorld, slow: str, fast: str | None) -> None:
-    """Delete what killed jobs have left; not before this one saves, since it may only read what another one saves.
-    Collective calls come between this and the first new attempt."""
-    if world.rank == 0:
-        _sweep_folder(slow)
-    if fast is not None and world.is_leader:
-        _sweep_folder(fast)
+    """Delete what killed jobs have left, best effort; not before this one saves, since it may only read what another
+    one saves. Collective calls come between this and the first new attempt."""
+    for folder in ([slow] if world.rank == 0 else []) + ([fast] if fast is not None and world.is_leader else []):
+        with suppress(OSError):
+            for name in os.listdir(folder):
+                if name.startswith((f"{ATTEMPT}step-", f"{TRASH}step-")):
+                    discard(os.path.join(folder, name))
 
 
 def _make(folder: str) -> None:
@@ -448,11 +449,3 @@ def _make(folder: str) -> None:
         make_folder(folder)
     except OSError as e:
         raise CheckpointError(f"cannot make the folder for checkpoints: {e.strerror}", path=folder) from e
-
-
-def _sweep_folder(folder: str) -> None:
-    """Delete what killed jobs have left. Best effort."""
-    with suppress(OSError):
-        for name in os.listdir(folder):
-            if name.startswith((f"{ATTEMPT}step-", f"{TRASH}step-")):
-                discard(os.path.join(folder, name))

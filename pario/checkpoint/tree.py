@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
@@ -127,6 +128,7 @@ class Shard:
         return f"Shard(global_shape={self.global_shape}, offset={self.offset})"
 
 
+@dataclass(eq=False)
 class PerRank:
     """What every rank has for itself: the state of a random generator, of a loader of its own.
 
@@ -137,13 +139,7 @@ class PerRank:
     In `like` it may stand around what is wanted.
     """
 
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __repr__(self) -> str:
-        return f"PerRank({self.value!r})"
+    value: Any
 
 
 class Bits:

@@ -54,7 +54,6 @@ class WriteThread:
     ) -> None:  # fmt: skip
         self._places, self._tiers, self._board, self._varying, self._then = places, tiers, board, varying, then
         self._line, self._writers = threads["save"], threads["write"]
-        self._stopped = False
         self._moved = 0
         self._lock = threading.Lock()
 
@@ -63,15 +62,8 @@ class WriteThread:
 
     def end(self, limit_s: float) -> bool:
         """Give up what is under way; returns whether the threads ended in time."""
-        self._stopped = True
+        self._board.stopped = True
         return self._line.end(limit_s) and self._writers.end(limit_s)
-
-    def stopped(self) -> bool:
-        return self._stopped
-
-    @property
-    def limit_s(self) -> float:
-        return self._tiers.limit_s
 
     def _run(self, attempt: Attempt) -> None:
         straight = self._tiers.fast is None
@@ -81,7 +73,7 @@ class WriteThread:
             if self._places.leads:
                 folder, straight = self._open(attempt, shape)
             else:
-                self._board.wait(attempts.OPENED, attempt.number, self, "the node's first rank to make the file")
+                self._board.wait(attempts.OPENED, attempt.number, "the node's first rank to make the file")
                 straight = self._board.get(attempts.STRAIGHT) == attempt.number
                 folder = self._attempt_folder(attempt, straight)
             self._write(attempt, folder, straight, shape)
@@ -104,7 +96,7 @@ class WriteThread:
             return
         if attempt.error is None:
             try:
-                self._board.wait(attempts.DONE, attempt.number, self, "the node's first rank to finish the file")
+                self._board.wait(attempts.DONE, attempt.number, "the node's first rank to finish the file")
             except CheckpointError as e:
                 attempt.fail(e)
         attempt.written.set()
@@ -134,14 +126,14 @@ class WriteThread:
         if self._places.leads:
             folder = self._attempt_folder(attempt, self._tiers.fast is None)
             store.make_folder(folder)
-            board.wait(attempts.SUMMED, attempt.number, self, "the node's ranks to look for what has changed", True)
+            board.wait(attempts.SUMMED, attempt.number, "the node's ranks to look for what has changed", True)
             shape = varying.choose(file, folder)
             board.put(attempts.CHOSEN, attempt.number)
-        board.wait(attempts.CHOSEN, attempt.number, self, "the node's first rank to look for what has changed")
+        board.wait(attempts.CHOSEN, attempt.number, "the node's first rank to look for what has changed")
         _all([self._writers.call(coded, *put) for put in file.puts])
         board.mine(attempts.CODED, attempt.number)
         if self._places.leads:
-            board.wait(attempts.CODED, attempt.number, self, "the node's ranks to pack their blocks", True)
+            board.wait(attempts.CODED, attempt.number, "the node's ranks to pack their blocks", True)
             varying.lay_out(file, shape)
         return shape
 
@@ -187,10 +179,10 @@ class WriteThread:
         if fast.prune(all_of_them=True) or fast.give_up((attempt.manifest.parents or [])[1:]):
             return True
         said = f"the fast tier {fast.folder} has no room for {size:,} bytes of step {attempt.manifest.step}"
-        if self._stopped:
+        if self._board.stopped:
             raise OSError(errno.ENOSPC, said)
-        waiting = self._board.get(attempts.DRAINED) < attempt.number - 1 and time.monotonic() - began < self.limit_s
-        if self._tiers.full == "slow" or not waiting:
+        late = time.monotonic() - began >= self._tiers.limit_s
+        if self._tiers.full == "slow" or late or self._board.get(attempts.DRAINED) >= attempt.number - 1:
             _log.warning("%s: this node writes straight to %s", said, self._tiers.slow)
             return False
         if time.monotonic() - began < 0.5:
@@ -215,7 +207,7 @@ class WriteThread:
             board.mine(attempts.WRITTEN, attempt.number)
             if not self._places.leads:
                 return
-            board.wait(attempts.WRITTEN, attempt.number, self, "the node's ranks to write their parts", True)
+            board.wait(attempts.WRITTEN, attempt.number, "the node's ranks to write their parts", True)
             writer.sync()
         part = self._varying.described(attempt.manifest.step, attempt.manifest.id, file, shape)
         described = manifest.part_text(part, pieces)
@@ -244,7 +236,7 @@ class WriteThread:
         self._move(nbytes)
 
     def _write_slow(self, writer: Writer, data: np.ndarray, offset: int) -> None:
-        write_limited(writer, data, offset, self._tiers.take, self.stopped)
+        write_limited(writer, data, offset, self._tiers.take, lambda: self._board.stopped)
 
     def _move(self, nbytes: int) -> None:
         """The others see that this rank goes on."""

@@ -29,7 +29,13 @@ _COUNTERS = {
     "read": ("reading_seconds", "Seconds with at least one read in flight."),
     "turn": ("slot_wait_seconds", "Seconds that a reading rank waited for a free slot."),
 }
-_READERS_ONLY = {"bytes_read", "reads", "read", "turn"}
+#: the same for gauges
+_GAUGES = {
+    "ready_mean": ("ready_slots", "Full slots ahead of a rank, mean."),
+    "in_flight": ("reads_in_flight", "Reads in flight at once, mean."),
+    "depth": ("prefetch_depth", "Reads that may be in flight at once, now."),
+}
+_READERS_ONLY = {"bytes_read", "reads", "read", "turn", "in_flight", "depth"}
 
 
 def write_metrics(report: Report, path: str, job_id: str) -> None:
@@ -59,24 +65,18 @@ class _Collector:
         def labelled(rank: RankStats) -> tuple[str, ...]:
             return *self._names, report.path, str(rank.node), str(rank.rank)
 
-        for field, (name, what) in _COUNTERS.items():
-            counter = CounterMetricFamily(f"pario_{name}", what, labels=labels)
+        for field, (name, what) in (_COUNTERS | _GAUGES).items():
+            kind = GaugeMetricFamily if field in _GAUGES else CounterMetricFamily
+            family = kind(f"pario_{name}", what, labels=labels)
             for rank in report.ranks:
                 if rank.reader or field not in _READERS_ONLY:
-                    counter.add_metric(labelled(rank), getattr(rank, field))
-            yield counter
-        ready = GaugeMetricFamily("pario_ready_slots", "Full slots ahead of a rank, mean.", labels=labels)
-        flight = GaugeMetricFamily("pario_reads_in_flight", "Reads in flight at once, mean.", labels=labels)
-        depth = GaugeMetricFamily("pario_prefetch_depth", "Reads that may be in flight at once, now.", labels=labels)
+                    family.add_metric(labelled(rank), getattr(rank, field))
+            yield family
         knob = GaugeMetricFamily("pario_knob", "A value that may change, now.", labels=(*labels, "name"))
         for rank in report.ranks:
             for name, each in rank.knobs.items():
                 knob.add_metric((*labelled(rank), name), each["value"])
-            ready.add_metric(labelled(rank), rank.ready_mean)
-            if rank.reader:
-                flight.add_metric(labelled(rank), rank.in_flight)
-                depth.add_metric(labelled(rank), rank.depth)
         what = "Busy time of the slowest rank, as a multiple of the median rank's."
         skew = GaugeMetricFamily("pario_rank_skew_ratio", what, labels=labels[:3])
         skew.add_metric((*self._names, report.path), report.skew[1])
-        yield from (ready, flight, depth, knob, skew)
+        yield from (knob, skew)

@@ -145,9 +145,8 @@ def read_head(path: str) -> dict[str, Any]:
         head = read_json(first[: -len(_BEGIN)].rstrip(b", ") + b"}")["pario"]
     except DAMAGED:
         head = None
-    if not isinstance(head, dict) or not isinstance(head.get("ranks"), list) or head.get("version") != 1:
-        raise FileError("the summary in the first line of the trace is damaged", path=path, hint=_WANTED)
-    if not all(isinstance(rank, dict) and isinstance(rank.get("rank"), int) for rank in head["ranks"]):
+    ranks = head.get("ranks") if isinstance(head, dict) and head.get("version") == 1 else None
+    if not isinstance(ranks, list) or not all(isinstance(one, dict) and type(one.get("rank")) is int for one in ranks):
         raise FileError("the summary in the first line of the trace is damaged", path=path, hint=_WANTED)
     return head
 
