@@ -32,7 +32,7 @@ def test_only_what_is_offered_is_sent(tmp_path: Path) -> None:
     with pario.Checkpointer("self", slow=tmp_path / "slow", fast=tmp_path / "fast") as ckpt:
         name = ckpt.save(3, {"a": np.arange(1000)})._attempt.name
     (run,) = (tmp_path / "fast").iterdir()
-    offers = Offers(Places(0, 1, 0, 1, True), str(run), b"s" * 32, 5.0)
+    offers = Offers(Places(0, 1, True, True), str(run), b"s" * 32, 5.0)
     clients = [Client(offers.address, secret, 5.0) for secret in (b"s" * 32, b"other" * 8)]
 
     def kind_of(kind: int, body: bytes) -> int:

@@ -243,7 +243,7 @@ def find_flips(tmp_path: Path, options: dict[str, Any], count: int) -> None:
     newest = step_folder(tmp_path, 1)
     _, (part,) = described(str(newest))
     spans = [(path, 0, path.stat().st_size) for path in newest.iterdir() if path not in taken(newest)]
-    blocks = [part.where(number) for number in range(len(part.blocks))]
+    blocks = part.stored
     spans += [(newest / part.files[each.file][0], each.offset, each.nbytes) for each in blocks if each.file]
     assert len(spans) > 3 or "incremental" not in options
     rng = random.Random(5)
@@ -309,4 +309,4 @@ def test_staging_memory_stays_clean(tmp_path: Path) -> None:
             ckpt.save(step, tree).wait()
     for step in (1, 2):
         _, (part,) = described(str(step_folder(tmp_path, step)))
-        assert {each.file for each in map(part.where, range(len(part.blocks))) if each.coded} == {1}
+        assert {each.file for each in part.stored if each.coded} == {1}

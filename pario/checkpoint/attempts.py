@@ -206,17 +206,12 @@ def step_error(step: Any) -> OptionError | None:
 
 @dataclass(frozen=True)
 class Places:
-    """Where this node stands: node of nodes, rank `seat` of `ranks` on it; first : rank 0 of the job."""
+    """Where this rank stands: on this node of so many; leads : it is the first one there; first : rank 0 of the job."""
 
     node: int
     nodes: int
-    seat: int
-    ranks: int
+    leads: bool
     first: bool
-
-    @property
-    def leads(self) -> bool:
-        return self.seat == 0
 
 
 @dataclass(frozen=True)

@@ -139,19 +139,18 @@ class Checkpointer:
 
     def _start(self, rate: float | None, full: str, varying: Varying) -> None:
         world = self._world
-        places = Places(world.node, world.nodes, world.node_rank, world.node_size, world.rank == 0)
+        places = Places(world.node, world.nodes, world.is_leader, world.rank == 0)
         share = world.nodes if self.fast is not None else world.size
         bucket = Bucket((None if rate is None else rate / share, None))
         self._stack.callback(bucket.close)
         agent = self._stack.enter_context(store_agent())
 
-        def ask_plane(nbytes: int) -> None:
-            if agent is not None:
-                agent.take(nbytes, 1)
+        ask_plane = None if agent is None else lambda nbytes: agent.take(nbytes, 1)
 
         def take(nbytes: int) -> None:
             bucket.take(nbytes, 1)
-            ask_plane(nbytes)
+            if ask_plane is not None:
+                ask_plane(nbytes)
 
         self._ask_plane = ask_plane
         fast = None if self.fast is None else FastTier(self.fast, self.slow, self._partners and world.nodes > 1)

@@ -229,7 +229,7 @@ class PartReader(ExitStack):
 
     def read(self, number: int, out: np.ndarray) -> None:
         """A block, checked, into `out`, u8[its bytes]. Raises ChecksumError, CorruptedError, ReadError and the like."""
-        where = self.part.where(number)
+        where = self.part.stored[number]
         reader = self.open(where.file)
         if where.nbytes == out.size and not where.coded:
             reader.read(out, where.offset)
@@ -331,8 +331,7 @@ class Folder:
 
 def copy_blocks(part: Part, source: Source, target: str, write: Write) -> None:
     """The node's own file to the folder `target`, each block checked on its way. Raises OSError, ParioError."""
-    blocks = [each for each in map(part.where, range(len(part.blocks))) if each.file == 0]
-    pieces = [(each.offset, each.nbytes, each.sum) for each in blocks]
+    pieces = [(each.offset, each.nbytes, each.sum) for each in part.stored if each.file == 0]
     _copy(source, (part.file, part.size), os.path.join(target, part.file), pieces, write)
 
 

@@ -289,17 +289,15 @@ class Alike:
             world.agree(error, "comparing what ranks hold alike")
         if least == most:
             return False
-        everyones = world.allgather((step, digests, _plain(flat.description, "", {})))
+        arrays = {flat.specs[n].path: digest for n, digest in zip(self._compared, digests.tolist(), strict=True)}
+        everyones = world.allgather((step, arrays | _plain(flat.description, "", {})))
         steps = [each[0] for each in everyones]
         if len(set(steps)) > 1:
             raise world.raised_by_all(OptionError(f"step differs between ranks: {min(steps)} and {max(steps)}"))
         said: dict[str, str] = {}
-        for rank, (_, theirs, plain) in reversed(list(enumerate(everyones))):
-            for k in np.flatnonzero(theirs != everyones[0][1]).tolist():
-                path = flat.specs[self._compared[k]].path or "the root"
-                said[path] = f"{path!r} differs between ranks 0 and {rank}"
-            for path in plain.keys() | everyones[0][2].keys():
-                values = everyones[0][2].get(path), plain.get(path)
+        for rank, (_, theirs) in reversed(list(enumerate(everyones))):
+            for path in theirs.keys() | everyones[0][1].keys():
+                values = everyones[0][1].get(path), theirs.get(path)
                 if values[0] != values[1]:
                     said[path] = f"{path or 'the root'!r} differs between ranks 0 and {rank}"
                     if None in values:
@@ -313,8 +311,8 @@ class Alike:
         if news and world.rank == 0:
             what = "; ".join(said[path] for path in news)
             _log.warning("%s. What rank 0 has is saved (said once). %s", what, _HINT)
-        differing = {int(k) for each in everyones for k in np.flatnonzero(each[1] != everyones[0][1])}
-        self.owners |= {self._compared[k]: 0 for k in differing}
+        differing = [number for number in self._compared if flat.specs[number].path in said]
+        self.owners |= dict.fromkeys(differing, 0)
         self._compared = [number for number in self._compared if number not in self.owners]
         return bool(differing)
 

@@ -95,9 +95,6 @@ class Arranged:
     groups: list[tuple[int, int, int]] = field(default_factory=list)
     packed_bytes: int = 0
 
-    def rows(self, specs: Sequence[Spec]) -> list[Row]:
-        return [Row(specs[piece.array], piece.box, offset, piece.nbytes) for piece, offset in self.packed]
-
 
 @dataclass
 class NodeFile:
@@ -294,15 +291,6 @@ def _add(file: NodeFile, piece: Piece, start: int, nbytes: int, item: int) -> No
 # -- as HDF5 has it ----------------------------------------------------------------------------------------------------
 
 
-class Row(NamedTuple):
-    """A piece in /packed."""
-
-    spec: Spec
-    box: Box
-    offset: int
-    nbytes: int
-
-
 class Skeleton(NamedTuple):
     """size : of the file in bytes; offsets : of the large pieces' bytes; packed : offset of /packed; rest : (offset,
     bytes) of everything else, in order"""
@@ -318,7 +306,7 @@ def skeleton(
 ) -> Skeleton:
     """Lays out a file. links : (name, file in the same folder that has it under this name); codec : of blocks that it
     has packed, which are all that `arranged` has"""
-    packed, rows = arranged.packed_bytes, arranged.rows(specs)
+    packed = arranged.packed_bytes
     with os.fdopen(os.memfd_create("pario-checkpoint", os.MFD_CLOEXEC), "r+b", buffering=0) as memory:
         # Datasets of a page or more begin at one: O_DIRECT can write them.
         with h5py.File(memory, "w", alignment_threshold=PAGE, alignment_interval=PAGE) as file:
@@ -329,8 +317,8 @@ def skeleton(
             if codec:
                 file.attrs["codec"] = codec
                 file.attrs["read with"] = "pario.Checkpointer, or python -m pario checkpoint restore-to-npz"
-            if rows:
-                file["packed_index"] = _index(rows)
+            if arranged.packed:
+                file["packed_index"] = _index(arranged, specs)
             for name, other in links:
                 file[name] = h5py.ExternalLink(other, name)
         data = [(offset, piece.nbytes) for offset, piece in zip(offsets, arranged.large, strict=True)]
@@ -382,16 +370,13 @@ def _contiguous(file: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[An
     return file.create_dataset(name, shape, dtype, dcpl=properties)
 
 
-def _index(rows: Sequence[Row]) -> np.ndarray:
-    def part_of(row: Row) -> bytes:
-        if row.spec.kind != "shard":
-            return b""
-        return json.dumps({"global_shape": row.spec.shape, "offset": row.box[0]}).encode()
-
+def _index(arranged: Arranged, specs: Sequence[Spec]) -> np.ndarray:
     table: list[tuple[Any, ...]] = []
-    for row in rows:
-        texts = row.spec.path, row.spec.dtype, json.dumps(row.box[1])
-        table.append((*map(str.encode, texts), row.offset, row.nbytes, part_of(row)))
+    for piece, at in arranged.packed:
+        spec, (offset, shape) = specs[piece.array], piece.box
+        part_of = json.dumps({"global_shape": spec.shape, "offset": offset}) if spec.kind == "shard" else ""
+        texts = spec.path, spec.dtype, json.dumps(shape)
+        table.append((*map(str.encode, texts), at, piece.nbytes, part_of.encode()))
     names = ("path", "dtype", "shape", "offset", "nbytes", "part_of")
     kinds = [
         "i8" if isinstance(column[0], int) else f"S{max(1, *map(len, column))}" for column in zip(*table, strict=True)

@@ -65,7 +65,7 @@ class Part:
     """One node's file, and what it takes from older ones.
 
     size : of the file; sums : u64 per block, of its bytes before a codec packed them
-    stored : per block where it lies; empty: all at their offsets in the node's file
+    stored : per block where it lies
     others : (checkpoint that wrote it, size) of the older files; codec : name, "" without one
     """
 
@@ -88,13 +88,6 @@ class Part:
     def files(self) -> list[tuple[str, int]]:
         """(name, size) of the node's own file and of the older ones, all in the checkpoint's folder."""
         return [(self.file, self.size), *((taken_name(self.node, id_), size) for id_, size in self.others)]
-
-    def where(self, number: int) -> Stored:
-        """Of a block."""
-        if self.stored:
-            return self.stored[number]
-        offset, nbytes = self.blocks[number]
-        return Stored(0, offset, nbytes, 0, self.sums[number])
 
 
 @dataclass(frozen=True)
@@ -310,17 +303,17 @@ def read_part(data: bytes, path: str) -> Part:
             sums=[_sum(each) for each in body["sums"]],
             **(_elsewhere(body) if body["layout"] == STORED else {}),
         )
+        if body["layout"] != STORED:  # all blocks lie at their offsets in the node's file, as they are
+            blocks = zip(made.blocks, made.sums, strict=True)
+            made.stored.extend(Stored(0, offset, nbytes, 0, total) for (offset, nbytes), total in blocks)
         at = 0
         for offset, nbytes in made.blocks:
             if offset != at or not nbytes:
                 raise ValueError(f"a block begins at {offset} where {at} is expected")
             at += nbytes
-        if len(made.sums) != len(made.blocks) or len(made.stored) not in (0, len(made.blocks)):
+        if len(made.sums) != len(made.blocks):
             raise ValueError(f"{len(made.sums)} checksums of {len(made.blocks)} blocks")
-        if body["layout"] == STORED:
-            _check_stored(made)
-        elif at != made.size:
-            raise ValueError(f"{len(made.blocks)} blocks end at {at}, the file at {made.size}")
+        _check_stored(made)
     except DAMAGED as e:
         raise CorruptedError(f"the description of this node's file is damaged: {e}", path=path) from None
     return made

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from math import prod
 from typing import Any, NamedTuple, TypeVar
 
@@ -352,19 +353,23 @@ def _apply(block: Block, data: np.ndarray, manifest: Manifest, wishes: list[Wish
             done += count
 
 
-class Ahead:
+class Ahead(ExitStack):
     """Blocks that no other rank needs, read by threads while the caller does something else."""
 
     def __init__(self, opened: Opened, take: Callable[[int], None] | None = None, node: int = 0) -> None:
         """take : as for `read_all`; node : of this rank"""
+        super().__init__()
         self._manifest, self._parts, self._folders, self._take = *opened[:2], opened.where[node], take
+        self._open = self.enter_context(ExitStack())
         self._workers = Workers("pario-restore", _THREADS)
+        self.callback(self._workers.end, cancel=True)  # before what they read is closed
         self._readers: dict[int, PartReader] = {}
         self._memory: list[np.ndarray] = []
 
     def _reader(self, part: int) -> PartReader:
         if part not in self._readers:
-            self._readers[part] = PartReader(self._folders[part], self._parts[part], self._take)
+            reader = PartReader(self._folders[part], self._parts[part], self._take)
+            self._readers[part] = self._open.enter_context(reader)
         return self._readers[part]
 
     def start(self, wishes: list[Wish], blocks: Iterable[Block] | None = None) -> Callable[[], None]:
@@ -398,14 +403,6 @@ class Ahead:
         reader.read(block.number, data)
         _apply(block, data, self._manifest, wishes)
         self._memory.append(held)
-
-    def __enter__(self) -> Ahead:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._workers.end(cancel=True)
-        for reader in self._readers.values():
-            reader.close()
 
 
 class _Together:

@@ -31,25 +31,22 @@ EVENT = np.dtype(
 _PACK = Struct("<HHIddqqq").pack_into
 _BYTES = EVENT.itemsize
 
-#: kind of a span -> its name in the trace. Those of requests have the fields of `request`.
-SPANS = {
-    1: "read",
-    3: "metadata read",
-    4: "open",
-    5: "stat",
-    7: "look into the page cache",
-    10: "the loader opens",
-    11: "epoch",
-    12: "your code",
-    13: "next batch",
-    14: "wait for bytes",
-    15: "decode",
-    16: "plan reads",
-    17: "wait for a slot",
-    18: "check",
-    20: "fill",
+#: field of RankStats -> name of the span that ends when it grows, of the kinds from COUNTED on
+SPAN_OF = {
+    "open": "the loader opens",
+    "loop": "epoch",
+    "consumer": "your code",
+    "waiting": "next batch",
+    "share": "wait for bytes",
+    "decode": "decode",
+    "locate": "plan reads",
+    "turn": "wait for a slot",
+    "check": "check",
 }
-READ, PREAD, OPEN, STAT, PROBE, FILL = 1, 3, 4, 5, 7, 20
+READ, PREAD, OPEN, STAT, PROBE, COUNTED, FILL = 1, 3, 4, 5, 7, 10, 20
+#: kind of a span -> its name in the trace. Those of requests have the fields of `request`.
+SPANS = {READ: "read", PREAD: "metadata read", OPEN: "open", STAT: "stat", PROBE: "look into the page cache"}
+SPANS |= {FILL: "fill", **dict(enumerate(SPAN_OF.values(), COUNTED))}
 #: the first kind of a counter, whose value is a; others get kinds as they come
 FULL = 40
 #: what is shown over time: field of RankStats, summed over all loaders; the kernel's name, for the process
@@ -204,7 +201,8 @@ class Recorder:
     # -- in the threads ------------------------------------------------------------------------------------------------
 
     def event(self, kind: int, begin: float, end: float, a: int = 0, b: int = 0, c: int = 0, file: int = 0) -> bool:
-        """Keep an event of this thread. One too many is only counted, and the result False."""
+        """Keep an event of this thread, and now and then the counters. One too many is only counted, and the result
+        False."""
         try:
             track: Track = self._mine.track
         except AttributeError:
@@ -215,6 +213,8 @@ class Recorder:
             return False
         _PACK(track.memory, k * _BYTES, kind, file, 0, begin, end, a, b, c)
         track.count = k + 1
+        if end >= self.next_look:
+            self.look(end)
         return True
 
     def request(self, kind: int, begin: float, reads: int, nbytes: int, file: int) -> None:
@@ -222,8 +222,6 @@ class Recorder:
         now = time.perf_counter()
         if not self.event(kind, begin, now, -1, reads, nbytes, file):
             self._drop(kind, reads, nbytes)
-        if now >= self.next_look:
-            self.look(now)
 
     def reads(self, begin: float, reads: np.ndarray, file: int) -> None:
         """Requests of these extents (EXTENT[n]), made one after the other since `begin`."""
@@ -238,8 +236,6 @@ class Recorder:
             kept = self.event(READ, begin, now, first, n, -1 if first >= 0 else int(reads["nbytes"].sum()), file)
         if not kept:
             self._drop(READ, n, int(reads["nbytes"].sum()))
-        if now >= self.next_look:
-            self.look(now)
 
     def _drop(self, kind: int, reads: int, nbytes: int) -> None:
         if kind in (READ, PREAD):

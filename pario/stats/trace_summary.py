@@ -24,6 +24,9 @@ SMALL_BYTES = 1 << 20
 #: flight at once come in any order, and neither a disk's head nor a server's read-ahead minds.
 NEAR_BYTES, _LOOKS = 1 << 20, 16
 
+#: what a track says of what it had no room for
+_DROPPED = "dropped", "dropped_reads", "dropped_bytes"
+
 T = TypeVar("T")
 
 
@@ -102,15 +105,10 @@ def summarise(recorder: Recorder, tracks: Sequence[tuple[np.ndarray, np.ndarray]
     for number, file in enumerate(files):
         _count(file, number, tracks)
     summary = RankSummary(
-        rank=recorder.rank,
-        size=recorder.size,
-        node=recorder.node,
+        **{name: getattr(recorder, name) for name in ("rank", "size", "node", "pid")},
+        **{name: sum(getattr(track, name) for track in recorder.tracks) for name in _DROPPED},
         host=os.uname().nodename,
-        pid=recorder.pid,
         seconds=time.perf_counter() - recorder.began,
-        dropped=sum(track.dropped for track in recorder.tracks),
-        dropped_reads=sum(track.dropped_reads for track in recorder.tracks),
-        dropped_bytes=sum(track.dropped_bytes for track in recorder.tracks),
         kernel=recorder.kernel(),
         files=files,
     )

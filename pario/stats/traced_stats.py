@@ -11,20 +11,7 @@ import time
 from typing import Any
 
 from pario.stats.rank import RankStats
-from pario.stats.trace import FILL, FULL, Recorder
-
-#: RankStats field -> kind of the span that ends when it grows
-_SPAN_OF = {
-    "open": 10,
-    "loop": 11,
-    "consumer": 12,
-    "waiting": 13,
-    "share": 14,
-    "decode": 15,
-    "locate": 16,
-    "turn": 17,
-    "check": 18,
-}
+from pario.stats.trace import COUNTED, FILL, FULL, SPAN_OF, Recorder
 
 #: Shorter spans than this are not kept (of requests all are): there would be thousands of them in a second, and on the
 #: screen they are thinner than a line.
@@ -68,8 +55,6 @@ class _EndsSpan:
         if took >= _SHORTEST_S and (recorder := stats._recorder) is not None:
             now = time.perf_counter()
             recorder.event(self._kind, now - took, now)
-            if now >= recorder.next_look:
-                recorder.look(now)
 
 
 class _FullSlots:
@@ -83,6 +68,6 @@ class _FullSlots:
         mine["ready"] = value
 
 
-for _name, _kind in _SPAN_OF.items():
+for _kind, _name in enumerate(SPAN_OF, COUNTED):
     setattr(TracedStats, _name, _EndsSpan(_name, _kind))
 TracedStats.ready = _FullSlots()  # type: ignore[assignment]
