@@ -38,7 +38,7 @@ class _Saved(dcp.DefaultSavePlanner):
         super().__init__()
         self._ahead, self._specs, self._numbers, self._dst = ahead, specs, numbers, dst
         self._groups: list[list[WriteItem]] = []  # of chunks that are read at once
-        self._group: dict[tuple[str, Any], int] = {}
+        self._group: dict[MetadataIndex, int] = {}
         self._read: dict[MetadataIndex, torch.Tensor] = {}
         self._buffers = empty_bytes(WINDOW), empty_bytes(WINDOW)
         self._next: tuple[int, Callable[[], None], dict[MetadataIndex, torch.Tensor]] = -1, lambda: None, {}
@@ -53,7 +53,7 @@ class _Saved(dcp.DefaultSavePlanner):
                 self._groups.append([])
                 left = WINDOW - nbytes
             self._groups[-1].append(item)
-            self._group[_chunk_of(item)] = len(self._groups) - 1
+            self._group[item.index] = len(self._groups) - 1
         self.plan = SavePlan(items, plan.storage_data, plan.planner_data)
         return self.plan
 
@@ -83,7 +83,7 @@ class _Saved(dcp.DefaultSavePlanner):
         if write_item.type == WriteItemType.BYTE_IO:
             return super().resolve_data(write_item)
         if write_item.index not in self._read:
-            group = self._group[_chunk_of(write_item)]
+            group = self._group[write_item.index]
             _, wait, self._read = self._next if self._next[0] == group else self._begin(group)
             wait()
             self._next = self._begin(group + 1)  # while this one is written
@@ -109,10 +109,6 @@ class _Saved(dcp.DefaultSavePlanner):
             wishes.append(Wish(number, (tuple(chunk.offsets), shape), memory))
             made[item.index] = tensor_over(memory.view(dtype_of(dtype)).reshape(shape), TORCH[dtype])
         return group, self._ahead.start(wishes), made
-
-
-def _chunk_of(item: WriteItem) -> tuple[str, Any]:
-    return item.index.fqn, item.index.offset
 
 
 def to_dcp(opened: Opened, dst: str, keys: Sequence[str] = ()) -> int:

@@ -53,8 +53,6 @@ __all__ = ["Checkpointer", "Loader", "prefetching", "use_mpi_ranks"]
 
 Tensors = dict[str, Any]
 
-_FORMS = ("dict", "tuple")
-
 
 class Loader(NumpyLoader[B]):
     """A `pario.Loader` that gives tensors. Collective where that one is; see there for all other arguments, methods and
@@ -105,7 +103,7 @@ class Loader(NumpyLoader[B]):
         device: str | torch.device | None = None,
         **options: Unpack[Keywords],
     ) -> None:
-        if not callable(form) and form not in _FORMS:
+        if not callable(form) and form not in ("dict", "tuple"):
             raise OptionError(f'form must be "dict", "tuple" or a function of a dict of tensors, got {form!r}')
         self.batch_size = batch_size
         self._form = form
@@ -141,9 +139,6 @@ class Loader(NumpyLoader[B]):
 
     def __iter__(self) -> Iterator[B]:
         """An epoch, or the rest of one. Collective when the first batch is taken."""
-        return self._epoch()
-
-    def _epoch(self) -> Iterator[B]:
         self._check_ranks()
         self._handed_out = None
         self._loaded, self._foreign_ranks = False, 0

@@ -25,7 +25,6 @@ import numpy as np
 from pario.checkpoint import layout, manifest, store
 from pario.checkpoint.finding import Opened, described
 from pario.checkpoint.flat import unflatten
-from pario.checkpoint.manifest import Stored, part_name
 from pario.checkpoint.restoring import Ahead, Wish
 from pario.checkpoint.store import Name, Reader, Writer, empty_bytes, sum_of
 from pario.checkpoint.tree import Box, Spec, runs
@@ -176,7 +175,6 @@ class SafeTensors:
 
     def __init__(self, paths: Sequence[str]) -> None:
         self.specs: list[Spec] = []
-        self.description: Any = {"dict": []}
         self._places: list[tuple[Reader, int]] = []
         for path in paths:
             try:
@@ -186,7 +184,7 @@ class SafeTensors:
         names = {spec.path: number for number, spec in enumerate(self.specs)}
         if len(names) < len(self.specs):
             raise CorruptedError("two arrays have the same name", path=os.path.dirname(paths[0]))
-        self.description = {"dict": [[name, {"array": number}] for name, number in names.items()]}
+        self.description: Any = {"dict": [[name, {"array": number}] for name, number in names.items()]}
         if len(paths) == 1 and text is not None:
             self._rebuild(text, names, paths[0])
 
@@ -279,8 +277,8 @@ def _write(foreign: Foreign, folder: str, name: Name, progress: Callable[[int], 
     store.make_folder(folder)
     memory = empty_bytes(max((store.whole_pages(nbytes) for _, nbytes in file.blocks), default=store.PAGE))
     pieces, k = sorted(file.pieces, key=lambda each: each[2]), 0
-    stored: list[Stored] = []
-    with Writer(os.path.join(folder, part_name(0) + ".h5"), file.size) as writer:
+    stored: list[manifest.Stored] = []
+    with Writer(os.path.join(folder, manifest.part_name(0) + ".h5"), file.size) as writer:
         for offset, nbytes in file.blocks:
             data = memory[:nbytes]
             data[:] = 0
@@ -292,7 +290,7 @@ def _write(foreign: Foreign, folder: str, name: Name, progress: Callable[[int], 
                 if end > offset + nbytes:
                     break
                 k += 1
-            stored.append(Stored(0, offset, nbytes, 0, sum_of(data)))
+            stored.append(manifest.Stored(0, offset, nbytes, 0, sum_of(data)))
             writer.write(data, offset)
             progress(nbytes)
         for offset, rest in file.rest:
@@ -302,5 +300,5 @@ def _write(foreign: Foreign, folder: str, name: Name, progress: Callable[[int], 
     part = manifest.Part(name.step, name.id, 0, file.size, compact, blocks, [each.sum for each in stored], stored)
     add_rest(part, file.rest)
     text = manifest.part_text(part, file.pieces_text)
-    store.write_small(folder, part_name(0) + ".json", text)
+    store.write_small(folder, manifest.part_name(0) + ".json", text)
     return f"{sum_of(text):016x}"

@@ -222,9 +222,8 @@ class PartReader(ExitStack):
         with self._lock:
             if file not in self._readers:
                 name, size = self.part.files[file]
-                self._readers[file] = self.enter_context(
-                    Reader(os.path.join(self._folder, name), size, take=self._take)
-                )
+                reader = Reader(os.path.join(self._folder, name), size, take=self._take)
+                self._readers[file] = self.enter_context(reader)
             return self._readers[file]
 
     def read(self, number: int, out: np.ndarray) -> None:

@@ -364,7 +364,6 @@ def _dataset(file: Any, spec: Spec, box: Box) -> int:
 def _contiguous(file: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
     """A dataset whose bytes have their offset now, and which HDF5 does not fill."""
     properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    properties.set_layout(h5py.h5d.CONTIGUOUS)
     properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
     return file.create_dataset(name, shape, dtype, dcpl=properties)

@@ -240,7 +240,8 @@ class Leaves:
         """(name of the dtype, shape); None if it is no array. Raises OptionError for one that cannot be saved."""
         if isinstance(leaf, np.ndarray | np.generic):
             kind = type(leaf)
-            if isinstance(leaf, np.ndarray) and (isinstance(leaf, np.ma.MaskedArray) or not _is_numpys(kind)):
+            is_numpys = kind.__module__.partition(".")[0] == "numpy"
+            if isinstance(leaf, np.ndarray) and (isinstance(leaf, np.ma.MaskedArray) or not is_numpys):
                 raise OptionError(
                     f"a {kind.__module__}.{kind.__qualname__} would come back as a plain array, without what it adds",
                     hint="Save its parts, of a masked array data and mask, or numpy.asarray(it) where that is enough",
@@ -269,7 +270,3 @@ class Leaves:
             known = named(dtype)
             return Bits(array, dtype) if known is None or isinstance(like, Bits) else array.view(known)
         return array
-
-
-def _is_numpys(kind: type) -> bool:
-    return kind is np.ndarray or kind.__module__.partition(".")[0] == "numpy"

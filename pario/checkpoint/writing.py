@@ -99,10 +99,8 @@ class WriteThread:
                 self._board.wait(attempts.DONE, attempt.number, "the node's first rank to finish the file")
             except CheckpointError as e:
                 attempt.fail(e)
-        attempt.written.set()
-        attempt.copied.set()
-        attempt.committed.set()
-        attempt.drained.set()
+        for event in (attempt.written, attempt.copied, attempt.committed, attempt.drained):
+            event.set()
 
     def _prepared(self, attempt: Attempt) -> Shape:
         """Everything before the file can be made (varying.py). What comes back counts on the node's first rank."""

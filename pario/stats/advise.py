@@ -82,11 +82,6 @@ class Job:
         """Of a number of `FileRequests`, over all files and ranks."""
         return sum(getattr(file, name) for file in self.files)
 
-    @property
-    def each_s(self) -> float:
-        """Seconds of one request, mean."""
-        return self.total("seconds") / max(1, self.total("reads"))
-
     def head(self) -> str:
         """One line: who, how long, how much."""
         nodes = len({rank.node for rank in self.ranks})
@@ -154,7 +149,7 @@ def small(job: Job) -> Iterator[Advice]:
     reads, few = job.total("reads"), job.total("small")
     if few <= _SMALL_COUNT or few <= _SMALL_SHARE * reads:
         return
-    mean, each = job.total("nbytes") / reads, job.each_s
+    mean, each = job.total("nbytes") / reads, job.total("seconds") / reads
     what = (
         f"{int(few):,} of {int(reads):,} requests ({few / reads:.0%}) are below 1 MiB; a request has "
         f"{decimal_bytes(mean)} and takes {seconds(each)} on average"

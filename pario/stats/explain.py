@@ -150,9 +150,9 @@ def _rank(ranks: Sequence[RankStats], work: Sequence[float], wall: float, idle: 
 
 
 def _no_part(ranks: Sequence[RankStats], wall: float, idle: str) -> str:
-    mean = {what: sum(getattr(r, what) for r in ranks) / len(ranks) / wall for what in ("consumer", "decode")}
-    consumer, decode = f"the consumers took {mean['consumer']:.0%}", f"{_decoding(ranks)} {mean['decode']:.0%}"
-    took = f"no part was the slow one: {consumer} and {decode} of the time"
+    consumer, decode = (sum(getattr(r, what) for r in ranks) / len(ranks) / wall for what in ("consumer", "decode"))
+    both = f"the consumers took {consumer:.0%} and {_decoding(ranks)} {decode:.0%}"
+    took = f"no part was the slow one: {both} of the time"
     return "; ".join(filter(None, (took, _waits(ranks, wall), idle)))
 
 

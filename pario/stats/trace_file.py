@@ -182,7 +182,7 @@ def _events(recorder: Recorder, tracks: list[tuple[str, np.ndarray, np.ndarray]]
         yield from _nested(pid, tid, _spans(events, requests, files), day)
     for slot, spans in sorted(fills.items()):
         yield _named(pid, _SLOTS + slot, "thread_name", f"slot {slot} of the ring")
-        yield from _nested(pid, _SLOTS + slot, sorted(spans, key=_from_outside), day)
+        yield from _nested(pid, _SLOTS + slot, sorted(spans, key=lambda span: (span[0], -span[1])), day)
 
 
 def _spans(events: np.ndarray, requests: np.ndarray, files: list[str]) -> Iterator[_Span]:
@@ -226,10 +226,6 @@ def _nested(pid: int, tid: int, spans: Iterable[_Span], day: int) -> Iterator[by
             f'{{"ph": "X", "pid": {pid}, "tid": {tid}, "ts": {begin + day}, "dur": {end - begin}, '
             f'"name": "{name}"{more}}}'
         ).encode()
-
-
-def _from_outside(span: _Span) -> tuple[int, int]:
-    return span[0], -span[1]
 
 
 def _counter(pid: int, now: int, name: str, value: int) -> bytes:
