@@ -307,7 +307,7 @@ class Noting:
 def far(adapter: Any, path: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Noting]]:
     """A loader of a device that takes batches one ahead."""
     link = Noting()
-    monkeypatch.setattr(adapter, "_link", lambda device: link)
+    monkeypatch.setattr(adapter, "Link", lambda device: link)
     with adapter.Loader(path, BATCH, both, ids="i") as loader:
         yield loader, link
 
