@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pario.buffers import large_pages
 from pario.comm.memory import PAGE
 from pario.errors import CorruptedError
 from pario.feed.fill import Fill, begin_fill
@@ -344,7 +345,7 @@ class Seat(Source):
     def _scratch_memory(self, nbytes: int, align: int) -> np.ndarray:
         memory: np.ndarray = getattr(self._scratch, "memory", _NOTHING)
         if len(memory) < nbytes + align:
-            memory = self._scratch.memory = np.empty(max(nbytes + align, 2 * _UNIT_BYTES), np.uint8)
+            memory = self._scratch.memory = large_pages(max(nbytes + align, 2 * _UNIT_BYTES))
         return memory[-memory.ctypes.data % align :]
 
     def _waited(self, begin: float) -> None:
