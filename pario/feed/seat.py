@@ -38,6 +38,7 @@ from pario.plan.stream import Work
 from pario.records import Records
 from pario.text import decimal_bytes
 from pario.threads import Workers
+from pario.tiers.memory import MemoryTier
 
 _log = logging.getLogger("pario")
 
@@ -223,10 +224,15 @@ class Seat(Source):
         ]
 
     def _is_here(self, places: Places) -> bool:
+        """Whether the tier has the chunks in which these records begin: a quick look. (Of all their chunks, twice a
+        batch: 70 us of 200 for 64 records of 3 KB that were absent.)"""
         if self._memory is None:
             return False
         states = self._memory.states
-        return states.whole() is not None or states.generations(self._chunks(places)) is not None
+        if states.whole() is not None:
+            return True
+        chunks = places.offsets // self._memory.grid.chunk_bytes
+        return bool((states.generation_of_each(chunks) & 1).all())
 
     def _chunks(self, places: Places) -> np.ndarray:
         """i64[n]: the chunks that hold these records, and what their checks need."""
@@ -237,11 +243,24 @@ class Seat(Source):
         check()
         mark: _Mark = piece.mark
         if self._memory is not None:
-            records = self._take_here(mark, check)
-            if records is not None:
-                return records
+            if self._local:
+                self._await_fill(self._memory, mark.places, piece.step, check)
+            if not self._local or self._is_here(mark.places):
+                records = self._take_here(mark, check)
+                if records is not None:
+                    return records
         mark.before = None
-        return self._take_scratch(mark.places, piece.step, check)
+        return self._take_scratch(mark.places, check)
+
+    def _await_fill(self, memory: MemoryTier, places: Places, step: int, check: Callable[[], None]) -> None:
+        """Wait for chunks that are just being copied, and for the others if the fill ends soon."""
+        if memory.states.left():
+            chunks = places.offsets // memory.grid.chunk_bytes
+            begin = time.perf_counter()
+            memory.states.wait_coming(chunks, check, _COMING_S)
+            more = (self._schedule.steps - step) * self._schedule.batch_size * self.width
+            memory.fill_end.wait(chunks, more, self._stats.waiting, check)
+            self._waited(begin)
 
     def _take_here(self, mark: _Mark, check: Callable[[], None]) -> Records | None:
         """Out of the tier's memory; None if a chunk is not there, and is not waited for."""
@@ -277,7 +296,7 @@ class Seat(Source):
 
     # -- what is not in the tier ---------------------------------------------------------------------------------------
 
-    def _take_scratch(self, places: Places, step: int, check: Callable[[], None]) -> Records:
+    def _take_scratch(self, places: Places, check: Callable[[], None]) -> Records:
         """Into this thread's memory: out of the tier what is there, the rest from the file, by one plan."""
         ids, offsets, nbytes = places
         begin = time.perf_counter()
@@ -287,10 +306,6 @@ class Seat(Source):
         memory = self._memory
         if memory is not None:
             first, last = begins // memory.grid.chunk_bytes, (begins + lengths - 1) // memory.grid.chunk_bytes
-            chunks = np.concatenate([first, last])
-            memory.states.wait_coming(chunks, check, _COMING_S)
-            more = (self._schedule.steps - step) * self._schedule.batch_size * self.width
-            memory.fill_end.wait(chunks, more, self._stats.waiting, check)
             generations = memory.states.generation_of_each(first)
             here = (first == last) & (generations & 1 == 1)
         starts = np.empty(len(ids), np.int64)
@@ -318,7 +333,7 @@ class Seat(Source):
             copy_ranges(memory.kernel_view, begins[present], lengths[present], data, starts[present], copied)
             now = memory.states.generation_of_each(first[present])
             if not (copied & (now == generations[present])).all():  # given back meanwhile, and not yet copied again
-                return self._take_scratch(places, step, check)
+                return self._take_scratch(places, check)
         starts += offsets - begins
         self._waited(begin)
         records = Records(ids, data, starts, nbytes)

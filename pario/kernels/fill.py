@@ -20,9 +20,11 @@ from pario.kernels.reads import read_now, read_whole, system_call
 
 #: What a fill and its threads tell each other: the place in the order that is taken next, and before which all may be
 #: taken; no more will come; stop now; why a thread has ended early (errno, or one of those below) and with which chunk;
-#: chunks that were written.
-NEXT, LIMIT, CLOSED, STOP, STATUS, WHERE, DONE = range(7)
-WORDS = 8
+#: chunks that were written; how many threads there are, and how many of them have a core.
+NEXT, LIMIT, CLOSED, STOP, STATUS, WHERE, DONE, THREADS, CORES = range(9)
+WORDS = 16
+#: Of the head of the chunks' states: microseconds from chunk to chunk if the ranks leave the fill its cores.
+CHUNK_US = 5
 #: Values of STATUS: the snapshot's meta page has changed; the memory took no more; the file ended early.
 SNAPSHOT, NO_MEMORY, SHORT = -1, -2, -3
 
@@ -88,18 +90,21 @@ def _take(words):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _copy(fd, direct, offset, nbytes, memory, to, buffer):  # type: ignore[no-untyped-def]
-    """From the page cache, or past it what is not there, through `buffer` into the file `memory` at `to`. Returns 0, an
-    errno or one of the values of STATUS."""
-    address = buffer.ctypes.data
-    if not read_now(fd, offset, nbytes, address):
-        got, errno = 0, 0
-        if direct >= 0:
-            errno, got = read_whole(direct, offset, -(-nbytes // _PAGE) * _PAGE, address)
-        if got < nbytes:
-            errno, got = read_whole(fd, offset, nbytes, address)
-        if got < nbytes:
-            return errno if errno != 0 else SHORT
+def _read(fd, direct, offset, nbytes, address):  # type: ignore[no-untyped-def]
+    """What the page cache lacks, past it. Returns 0, an errno or one of the values of STATUS."""
+    got, errno = 0, 0
+    if direct >= 0:
+        errno, got = read_whole(direct, offset, -(-nbytes // _PAGE) * _PAGE, address)
+    if got < nbytes:
+        errno, got = read_whole(fd, offset, nbytes, address)
+    if got < nbytes:
+        return errno if errno != 0 else SHORT
+    return 0
+
+
+@inner
+def _write(address, nbytes, memory, to):  # type: ignore[no-untyped-def]
+    """Into the file `memory` at `to`. Returns 0 or one of the values of STATUS."""
     done = 0
     while done < nbytes:
         n = _pwrite(types.intc(memory), types.uintp(address + done), types.uintp(nbytes - done), types.int64(to + done))
@@ -163,7 +168,17 @@ def fill_chunks(order, words, states, coming, head, files, stamps, chunk_bytes, 
         fd, direct, base, size, meta = files[f, 0], files[f, 1], files[f, 2], files[f, 3], files[f, 4]
         to = chunk * chunk_bytes
         coming[chunk] = 1
-        status = _copy(fd, direct, to - base, min(chunk_bytes, base + size - to), memory, to, buffer)
+        nbytes = min(chunk_bytes, base + size - to)
+        cpu, wall = _seconds(_THREAD_CPU, time), _seconds(_MONOTONIC, time)
+        cached = read_now(fd, to - base, nbytes, buffer.ctypes.data)
+        status = 0 if cached else _read(fd, direct, to - base, nbytes, buffer.ctypes.data)
+        if status == 0:
+            status = _write(buffer.ctypes.data, nbytes, memory, to)
+        cost = (_seconds(_THREAD_CPU, time) - cpu) / words[CORES]
+        if not cached:
+            cost = max(cost, (_seconds(_MONOTONIC, time) - wall) / words[THREADS])
+        before = head[CHUNK_US]
+        head[CHUNK_US] = max(1.0, cost * 1e6 if before == 0 else before + (cost * 1e6 - before) * 0.25)
         if status == 0 and not _is_ours(fd, meta, stamps[f, : files[f, 5]], found):
             status = SNAPSHOT
         if status != 0:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -38,13 +37,11 @@ class FillEnd:
         waited_s : seconds that the script has waited for batches until now
         check : called now and then; may raise
         """
-        left, now = self._states.left(), time.monotonic()
-        if not left:
-            return
+        left = self._states.left()
         if left > self._last:  # a fill begins, or chunks were given back
-            self._first, self._seen_at, self._waited_s, self._holds = left, now, waited_s, True
-        self._last, brought = left, self._first - left
-        if brought > 0 and self._holds:
-            needs = left * (now - self._seen_at) / brought
-            if needs < max(min(self.record_s * records, _START_S), waited_s - self._waited_s):
+            self._waited_s, self._holds = waited_s, True
+        self._last = left
+        if left and self._holds:
+            needs = self._states.left_s()
+            if 0 < needs < max(min(self.record_s * records, _START_S), waited_s - self._waited_s):
                 self._holds = self._states.wait_coming(chunks, check, 2 * needs, absent=True)

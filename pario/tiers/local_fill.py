@@ -27,6 +27,7 @@ from pario.fetch.snapshot import check_snapshot
 from pario.format.meta import Snapshot
 from pario.kernels.fill import (
     CLOSED,
+    CORES,
     DONE,
     LIMIT,
     NEXT,
@@ -34,11 +35,13 @@ from pario.kernels.fill import (
     SNAPSHOT,
     STATUS,
     STOP,
+    THREADS,
     WHERE,
     WORDS,
     fill_chunks,
     has_status,
 )
+from pario.machine import allowed_cores
 from pario.stats.rank import RankStats
 from pario.threads import start_thread
 from pario.tiers.memory import MemoryTier
@@ -105,6 +108,8 @@ class LocalFill:
         shares = [share / steady] * steady + [0.0] * max(1, threads - steady)
         del shares[max(1, int((~memory.held()[used]).sum())) :]  # no more than there are chunks
         memory.states.expect(len(used))
+        self._words[THREADS] = len(shares)
+        self._words[CORES] = min(len(shares), len(allowed_cores()))
         self._threads = []
         with suppress(ParioError):  # fewer do the work
             for each in shares:
