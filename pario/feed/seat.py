@@ -38,7 +38,6 @@ from pario.plan.stream import Work
 from pario.records import Records
 from pario.text import decimal_bytes
 from pario.threads import Workers
-from pario.tiers.memory import MemoryTier
 
 _log = logging.getLogger("pario")
 
@@ -55,12 +54,6 @@ _UNIT_BYTES, _ALONE_BYTES = 1 << 20, 8 << 20
 _LOOK_S = 0.2
 #: After this many seconds of waiting rank 0 says why: in "global" order that may take most of a first epoch.
 _SAY_S = 20.0
-#: The longest that a rank waits for a chunk that is being copied before it reads the bytes itself, in seconds. (The
-#: first three epochs of 4 ranks on 2 nodes, all cached: 204, 19, 15 ms with 3 KB records in "global" order, and 257,
-#: 125, 182 with 150 KB. Without the wait for what the page cache has: 155, 114, 182, and 100, 188, 195, because the
-#: fill takes only the time that cores are idle.)
-_COMING_S = 0.02
-
 _NOTHING = np.empty(0, np.uint8)
 
 
@@ -244,23 +237,17 @@ class Seat(Source):
         mark: _Mark = piece.mark
         if self._memory is not None:
             if self._local:
-                self._await_fill(self._memory, mark.places, piece.step, check)
+                begin, steps = time.perf_counter(), self._schedule.steps - piece.step
+                chunks = mark.places.offsets // self._memory.grid.chunk_bytes
+                alone = steps * self._schedule.batch_size * self.width
+                self._memory.fill_end.wait(chunks, alone, self._stats.waiting, check)
+                self._waited(begin)
             if not self._local or self._is_here(mark.places):
                 records = self._take_here(mark, check)
                 if records is not None:
                     return records
         mark.before = None
         return self._take_scratch(mark.places, check)
-
-    def _await_fill(self, memory: MemoryTier, places: Places, step: int, check: Callable[[], None]) -> None:
-        """Wait for chunks that are just being copied, and for the others if the fill ends soon."""
-        if memory.states.left():
-            chunks = places.offsets // memory.grid.chunk_bytes
-            begin = time.perf_counter()
-            memory.states.wait_coming(chunks, check, _COMING_S)
-            more = (self._schedule.steps - step) * self._schedule.batch_size * self.width
-            memory.fill_end.wait(chunks, more, self._stats.waiting, check)
-            self._waited(begin)
 
     def _take_here(self, mark: _Mark, check: Callable[[], None]) -> Records | None:
         """Out of the tier's memory; None if a chunk is not there, and is not waited for."""

@@ -90,28 +90,26 @@ def _take(words):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _read(fd, direct, offset, nbytes, address):  # type: ignore[no-untyped-def]
-    """What the page cache lacks, past it. Returns 0, an errno or one of the values of STATUS."""
-    got, errno = 0, 0
-    if direct >= 0:
-        errno, got = read_whole(direct, offset, -(-nbytes // _PAGE) * _PAGE, address)
-    if got < nbytes:
-        errno, got = read_whole(fd, offset, nbytes, address)
-    if got < nbytes:
-        return errno if errno != 0 else SHORT
-    return 0
-
-
-@inner
-def _write(address, nbytes, memory, to):  # type: ignore[no-untyped-def]
-    """Into the file `memory` at `to`. Returns 0 or one of the values of STATUS."""
+def _copy(fd, direct, offset, nbytes, memory, to, buffer):  # type: ignore[no-untyped-def]
+    """From the page cache, or past it what is not there, through `buffer` into the file `memory` at `to`. Returns 0, an
+    errno or one of the values of STATUS; and whether the page cache had it."""
+    address = buffer.ctypes.data
+    cached = read_now(fd, offset, nbytes, address)
+    if not cached:
+        got, errno = 0, 0
+        if direct >= 0:
+            errno, got = read_whole(direct, offset, -(-nbytes // _PAGE) * _PAGE, address)
+        if got < nbytes:
+            errno, got = read_whole(fd, offset, nbytes, address)
+        if got < nbytes:
+            return errno if errno != 0 else SHORT, cached
     done = 0
     while done < nbytes:
         n = _pwrite(types.intc(memory), types.uintp(address + done), types.uintp(nbytes - done), types.int64(to + done))
         if n <= 0:
-            return NO_MEMORY
+            return NO_MEMORY, cached
         done += n
-    return 0
+    return 0, cached
 
 
 @inner
@@ -168,12 +166,8 @@ def fill_chunks(order, words, states, coming, head, files, stamps, chunk_bytes, 
         fd, direct, base, size, meta = files[f, 0], files[f, 1], files[f, 2], files[f, 3], files[f, 4]
         to = chunk * chunk_bytes
         coming[chunk] = 1
-        nbytes = min(chunk_bytes, base + size - to)
         cpu, wall = _seconds(_THREAD_CPU, time), _seconds(_MONOTONIC, time)
-        cached = read_now(fd, to - base, nbytes, buffer.ctypes.data)
-        status = 0 if cached else _read(fd, direct, to - base, nbytes, buffer.ctypes.data)
-        if status == 0:
-            status = _write(buffer.ctypes.data, nbytes, memory, to)
+        status, cached = _copy(fd, direct, to - base, min(chunk_bytes, base + size - to), memory, to, buffer)
         cost = (_seconds(_THREAD_CPU, time) - cpu) / words[CORES]
         if not cached:
             cost = max(cost, (_seconds(_MONOTONIC, time) - wall) / words[THREADS])
