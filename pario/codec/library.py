@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-_PACKAGES = {"blosc2": "blosc2", "brotli": "brotli", "zstd": "zstandard"}
-
 
 class Library:
     """A loaded C library.
@@ -87,9 +85,8 @@ def _origin(module: str) -> str | None:
 
 
 @functools.cache
-def find_package(codec: str) -> Any:
-    """The Python package of a codec; None if it is not installed."""
-    name = _PACKAGES[codec]
+def find_package(name: str) -> Any:
+    """A Python package; None if it is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError:

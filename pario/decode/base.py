@@ -196,6 +196,13 @@ class Decoder(ABC):
             raise DecodeError(f"{self!r} has not seen a record yet", hint="Call learn(record), or assign spec, first")
         return self.spec
 
+    def _refused(self, record: np.ndarray, why: str, what: str = "", hint: str | None = None) -> DecodeError:
+        """The error about a record u8[k] that this decoder cannot read, with the advice that its first bytes give,
+        unless it is to use this decoder. what : stands before the reason; hint : where there is no advice"""
+        begins, advice = describe(record)
+        advice = "" if f".{type(self).__name__}(" in advice else advice
+        return DecodeError(f"{what or f'{self!r} cannot decode this record'}: {why}; {begins}", hint=advice or hint)
+
     def _repr(self, **options: tuple[Any, Any]) -> str:
         """Class name with the options that differ from their default: name = (value, default)."""
         said = (f"{name}={shown(value)}" for name, (value, default) in options.items() if value is not default)

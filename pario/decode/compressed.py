@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from pario.codec.library import find_package
-from pario.decode.base import ArraySpec, Decoder, Draw, Failures, describe
+from pario.decode.base import ArraySpec, Decoder, Draw, Failures
 from pario.decode.given import as_decoder
 from pario.errors import DecodeError, OptionError, how_to_install
 from pario.records import Records
 
-_zstandard = functools.partial(find_package, "zstd")
+_zstandard = functools.partial(find_package, "zstandard")
 
 _MOST = 120 << 20
 #: Bytes to decompress before the inner decoder gets them.
@@ -97,12 +97,7 @@ class Compressed(Decoder):
         try:
             inside = self._unpacked(record)
         except _Broken as error:
-            begins, advice = describe(record)
-            mine = f".{type(self).__name__}("
-            raise DecodeError(
-                f"not {self.kind} data: {error}; {begins}",
-                hint=f"{advice[0].upper()}{advice[1:]}" if advice and mine not in advice else None,
-            ) from error
+            raise self._refused(record, str(error), f"not {self.kind} data") from error
         try:
             return self.inner.learn_at(np.frombuffer(inside, np.uint8), number, draw)
         except DecodeError as error:

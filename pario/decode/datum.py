@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from pario.decode import image as images
-from pario.decode.base import ArraySpec, Decoder, Draw, Failures, Verbatim, columns, describe, extent, flat, past_caches
+from pario.decode.base import ArraySpec, Decoder, Draw, Failures, Verbatim, columns, extent, flat, past_caches
 from pario.errors import DecodeError, OptionError
 from pario.kernels import datum as kernel
 from pario.kernels.convert import MEAN_CHANNEL, MEAN_ONE, MEAN_PIXEL, crop_f32, crop_u8, draw_window, hwc_to_chw
@@ -18,6 +18,7 @@ _I64 = np.dtype(np.int64)
 _U8 = np.dtype(np.uint8)
 _F32 = np.dtype(np.float32)
 
+_ANY = "Raw() takes any bytes, a function decodes any format"
 _BROKEN = {
     kernel.OUTSIDE: "the record lies outside the bytes that were read",
     kernel.TRUNCATED: "the record ends inside this field",
@@ -201,7 +202,8 @@ class Datum(Decoder):
     def learn(self, record: np.ndarray) -> DatumSpec:
         message = _parse(record, 0, len(record))
         if message.status != kernel.OK:
-            raise self._not_a_datum(f"at byte {message.at}: {_BROKEN[message.status]}", record)
+            why = f"at byte {message.at}: {_BROKEN[message.status]}"
+            raise self._refused(record, why, "not a Caffe Datum", _ANY)
         source = message.source
         if source == "encoded":
             picture = record[message.data_at : message.data_at + message.data_nbytes]
@@ -213,17 +215,10 @@ class Datum(Decoder):
         else:
             reason = _mismatch(message)
             if reason:
-                raise self._not_a_datum(reason, record)
+                raise self._refused(record, reason, "not a Caffe Datum", _ANY)
             spec = DatumSpec(source, *message.shape)
         self.spec = spec
         return spec
-
-    def _not_a_datum(self, reason: str, record: np.ndarray) -> DecodeError:
-        begins, advice = describe(record)
-        return DecodeError(
-            f"not a Caffe Datum: {reason}; {begins}",
-            hint=(advice[0].upper() + advice[1:]) if advice else "Raw() takes any bytes, a function decodes any format",
-        )
 
     def shapes(self, records: Records) -> dict[str, ArraySpec]:
         self._learnt()

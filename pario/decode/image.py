@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from pario.codec.library import find_package
 from pario.decode.base import ArraySpec, Decoder, Draw, Failures, describe
 from pario.decode.measured import JPEG, BadImage, check
 from pario.errors import DecodeError, OptionError, how_to_install
@@ -31,22 +32,8 @@ _INSTALL = how_to_install("image")
 _U8 = np.dtype(np.uint8)
 
 
-@functools.cache
-def _simplejpeg() -> Any:
-    try:
-        import simplejpeg
-    except ImportError:
-        return None
-    return simplejpeg
-
-
-@functools.cache
-def _cv2() -> Any:
-    try:
-        import cv2
-    except ImportError:
-        return None
-    return cv2
+_simplejpeg = functools.partial(find_package, "simplejpeg")
+_cv2 = functools.partial(find_package, "cv2")
 
 
 def size_of(value: Any, name: str) -> tuple[int, int]:
@@ -317,8 +304,7 @@ class Image(Decoder):
             image = decode(self._file(record), self.color, strict=self.strict)
         except BadImage as error:
             _, advice = describe(record)
-            hint = None if "Image()" in advice or not advice else advice[0].upper() + advice[1:]
-            raise DecodeError(f"not an image: {error}", hint=hint) from error
+            raise DecodeError(f"not an image: {error}", hint=None if "Image()" in advice else advice or None) from error
         self.spec = self.size or (image.shape[0], image.shape[1])
         return self.spec
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from pario.decode.base import ArraySpec, Decoder, Draw, Failures, columns, describe
-from pario.errors import DecodeError, OptionError
+from pario.decode.base import ArraySpec, Decoder, Draw, Failures, columns
+from pario.errors import OptionError
 from pario.records import Records
 
 #: what a kernel may ask for behind its rows
@@ -84,11 +84,7 @@ class Kernel(Decoder):
         out = {name: np.zeros(shape, dtype) for name, (shape, dtype) in self.shapes(records).items()}
         failures = self.decode(records, out, draw)
         if failures:
-            begins, advice = describe(record)
-            raise DecodeError(
-                f"{self!r} cannot decode this record: {failures[0][1]}; {begins}",
-                hint=f"{advice[0].upper()}{advice[1:]}" if advice else None,
-            )
+            raise self._refused(record, failures[0][1])
         return True
 
     def shapes(self, records: Records) -> dict[str, ArraySpec]:

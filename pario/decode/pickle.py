@@ -6,15 +6,18 @@ import codecs
 import io
 import pickle
 import warnings
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pario.decode.base import Draw
-from pario.decode.rows import BadValue, FieldDecoder
+from pario.decode.rows import BadValue, FieldDecoder, RowOptions
 from pario.decode.unpickle import NotAllowed, unpickle, whole
 from pario.errors import OptionError
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _WHY = (
     "unpickling runs code that the writer of the file chose: it can read, change and send whatever this account can. "
@@ -57,12 +60,9 @@ class Pickle(FieldDecoder):
         allow: Iterable[str] | None = None,
         allow_pickle: bool = False,
         encoding: str = "latin1",
-        ragged: str | Mapping[str, str] | None = None,
-        pad_value: Any = 0,
-        pad_multiple: int = 1,
-        optional: Iterable[str] = (),
+        **rows: Unpack[RowOptions],
     ) -> None:
-        super().__init__(fields, ragged=ragged, pad_value=pad_value, pad_multiple=pad_multiple, optional=optional)
+        super().__init__(fields, **rows)
         if allow is None and allow_pickle is not True:
             raise OptionError(
                 f"Pickle() has to be told how far to trust the file: {_WHY.rstrip()}",

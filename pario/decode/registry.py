@@ -6,6 +6,8 @@ A record's first bytes suggest a decoder (`describe`); they prove nothing, so th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +31,7 @@ class Entry:
 
     @property
     def advice(self) -> str:
-        return f"use pario.decode.{self.call or self.cls + '()'}"
+        return f"Use pario.decode.{self.call or self.cls + '()'}"
 
 
 _ZLIB = tuple((bytes([0x78, level]), "zlib data") for level in (0x01, 0x5E, 0x9C, 0xDA))
@@ -65,11 +67,11 @@ DECODERS = (
 #: decoders around another one
 WRAPPERS = ("zlib", "gzip", "zstd")
 
-_OWN = "give a function as decoder"
+_OWN = "Give a function as decoder"
 #: first bytes that no decoder of pario reads
 _OTHERS = (
     (b"\xff\x0a", "a JPEG XL", _OWN),
-    (b"\x04\x22\x4d\x18", "an lz4 frame", "give a function as decoder: lz4.frame.decompress(b) unpacks it"),
+    (b"\x04\x22\x4d\x18", "an lz4 frame", "Give a function as decoder: lz4.frame.decompress(b) unpacks it"),
     (b"\x89HDF\r\n\x1a\n", "an HDF5 file", _OWN),
 )
 
@@ -84,6 +86,21 @@ def find(name: str) -> Entry:
         f"no decoder is called {name!r}; there are {names}",
         hint="module:function, or file.py:function, names one of your own",
     )
+
+
+def make(name: str, **options: Any) -> Any:
+    """The decoder of this name, constructed; "zlib+json" is Zlib(Json()). Raises OptionError, or what the class raises.
+
+    options : of the innermost decoder
+    """
+    first, plus, rest = name.partition("+")
+    entry = find(first)
+    inner: tuple[Any, ...] = ()
+    if plus:
+        if first not in WRAPPERS:
+            raise OptionError(f"{first} has no decoder inside, got {name!r}; {', '.join(WRAPPERS)} have one")
+        inner, options = (make(rest, **options),), {}
+    return getattr(import_module("pario.decode"), entry.cls)(*inner, **options)  # which knows the modules
 
 
 def describe(record: np.ndarray) -> tuple[str, str]:

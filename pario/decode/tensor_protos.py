@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from pario.decode.base import Decoder, Draw, Failures, extent
-from pario.decode.rows import BadValue, Column, RowDecoder
+from pario.decode.rows import BadValue, Column, RowDecoder, RowOptions
 from pario.errors import DecodeError, OptionError
 from pario.records import Records
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 #: data_type -> (its name, field with the values, dtype)
 _TYPES = {
@@ -65,16 +68,9 @@ class TensorProtos(RowDecoder):
     """
 
     def __init__(
-        self,
-        names: Sequence[str] = ("data", "label"),
-        *,
-        image: Decoder | None = None,
-        ragged: str | Mapping[str, str] | None = None,
-        pad_value: Any = 0,
-        pad_multiple: int = 1,
-        optional: Iterable[str] = (),
+        self, names: Sequence[str] = ("data", "label"), *, image: Decoder | None = None, **rows: Unpack[RowOptions]
     ) -> None:
-        super().__init__(ragged, pad_value, pad_multiple, optional)
+        super().__init__(**rows)
         if isinstance(names, str) or len(set(names)) != len(names) or not all(isinstance(name, str) for name in names):
             raise OptionError(f"names must be different names of the tensors, got {names!r}")
         if image is not None and not isinstance(image, Decoder):

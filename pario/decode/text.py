@@ -43,7 +43,7 @@ class Text(RowDecoder):
     ) -> None:
         if dtype is not None and ragged is None:
             ragged = "flat"
-        super().__init__(ragged, pad_value, pad_multiple)
+        super().__init__(ragged=ragged, pad_value=pad_value, pad_multiple=pad_multiple)
         try:
             codecs.lookup(encoding)
             self.tokens = None if dtype is None else np.dtype(dtype)
