@@ -36,19 +36,11 @@ def bench() -> None:
 @arguments.path
 @arguments.db
 @arguments.batch_size
-@click.option(
-    "--shuffle",
-    default="none",
-    show_default=True,
-    type=click.Choice(["none", "global", "block"]),
-    help="Order of the records.",
-)
+@arguments.choice("--shuffle", known=("none", "global", "block"), help="Order of the records.")
 @arguments.decoder
-@click.option(
+@arguments.choice(
     "--recipe",
-    default="auto",
-    show_default=True,
-    type=click.Choice(list(RECIPES)),
+    known=RECIPES,
     help="How to read: as pario does, or a step of LMDBIO, or plain py-lmdb (measurements/recipes.md).",
 )
 @click.option("--size", type=click.IntRange(1), help="Pixels to which the decoder image scales pictures.")

@@ -8,6 +8,7 @@ once, when all its rows are written.
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from pario.records import Records
 
 __all__ = [
     "ArraySpec", "Decoder", "Draw", "Failures", "Parts", "Verbatim", "columns", "describe", "extent", "flat",
-    "past_caches", "shown",
+    "past_caches", "same", "shown",
 ]  # fmt: skip
 
 #: shape with the first axis, dtype
@@ -203,10 +204,21 @@ class Decoder(ABC):
         advice = "" if f".{type(self).__name__}(" in advice else advice
         return DecodeError(f"{what or f'{self!r} cannot decode this record'}: {why}; {begins}", hint=advice or hint)
 
-    def _repr(self, **options: tuple[Any, Any]) -> str:
-        """Class name with the options that differ from their default: name = (value, default)."""
-        said = (f"{name}={shown(value)}" for name, (value, default) in options.items() if value is not default)
+    def __repr__(self) -> str:
+        given = self.arguments().items()
+        said = (f"{name}={shown(value)}" for name, (value, default) in given if not same(value, default))
         return f"{type(self).__name__}({', '.join(said)})"
+
+    def arguments(self) -> dict[str, tuple[Any, Any]]:
+        """What the constructor was given, and is kept by its name: name -> (value, default)."""
+        named = (p for p in inspect.signature(type(self)).parameters.values() if p.kind is not p.VAR_KEYWORD)
+        return {p.name: (getattr(self, p.name, p.default), p.default) for p in named}
+
+
+def same(value: Any, default: Any) -> bool:
+    """Whether an option has its default value."""
+    plain = type(value) is type(default) and isinstance(default, (str, int, float, tuple))
+    return value is default or (plain and bool(value == default))
 
 
 def shown(value: Any) -> str:

@@ -114,14 +114,11 @@ class Compressed(Decoder):
         first, waiting, held = 0, list[bytes](), 0
         for i in range(len(records)):
             try:
-                inside = self._unpacked(records[i])
+                waiting.append(self._unpacked(records[i]))
+                held += len(waiting[-1])
             except _Broken as error:
                 failures.append((i, f"not {self.kind} data: {error}"))
-                failures += self._inside(records, first, waiting, out, draw)
-                first, waiting, held = i + 1, [], 0
-                continue
-            waiting.append(inside)
-            held += len(inside)
+                held = _UNIT  # what waits comes before a gap
             if held >= _UNIT:
                 failures += self._inside(records, first, waiting, out, draw)
                 first, waiting, held = i + 1, [], 0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pario.decode.base import Draw
+from pario.decode.base import Draw, shown
 from pario.decode.rows import RowDecoder, RowOptions
 from pario.errors import OptionError
 
@@ -76,10 +76,8 @@ class Function(RowDecoder):
 
     def __repr__(self) -> str:
         name = getattr(self.f, "__qualname__", None) or repr(self.f)
-        options = "".join(f", {key}=True" for key in ("view", "rng") if getattr(self, key))
-        said = self._repr(**self.options()).removeprefix(f"{type(self).__name__}(").removesuffix(")")
-        more = f", {said}" if said else ""
-        return f"{type(self).__name__}({name}{options}{'' if self.parallel else ', parallel=False'}{more})"
+        said = super().__repr__().removeprefix(f"{type(self).__name__}(f={shown(self.f)}")
+        return f"{type(self).__name__}({name}{said}"
 
     def value(self, record: np.ndarray, number: int, draw: Draw, key: bytes) -> Any:
         if self.view:

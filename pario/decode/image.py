@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from pario.codec.library import find_package
-from pario.decode.base import ArraySpec, Decoder, Draw, Failures, describe
+from pario.decode.base import ArraySpec, Decoder, Draw, Failures, describe, same
 from pario.decode.measured import JPEG, BadImage, check
 from pario.errors import DecodeError, OptionError, how_to_install
 from pario.records import Records
@@ -259,10 +259,10 @@ class Image(Decoder):
             "mean": mean, "std": std, "dtype": dtype,
         }  # fmt: skip
         for name, of in (("scale", "random"), ("ratio", "random"), ("central", "center")):
-            if crop != of and not _same(self.options[name], _PLAIN[name]):
+            if crop != of and not same(self.options[name], _PLAIN[name]):
                 raise OptionError(f'{name}= is for crop="{of}", got crop={crop!r}')
         self.augment: Augment | None = None
-        if not all(_same(self.options[name], _PLAIN[name]) for name in _CHANGES):
+        if not all(same(self.options[name], _PLAIN[name]) for name in _CHANGES):
             from pario.decode.augment import Augment
 
             if resize != "auto":
@@ -281,23 +281,12 @@ class Image(Decoder):
         #: (h, w) of all images of a batch
         self.spec: tuple[int, int] | None = self.size
 
-    def __repr__(self) -> str:
-        drawn = {
-            name: (None if _same(value, _PLAIN[name]) else value, None) for name, value in self.options.items()
-        }
+    def arguments(self) -> dict[str, tuple[Any, Any]]:
         usual = self.size is not None and self.augment is None
-        return self._repr(
-            size=(self.size, None),
-            **drawn,
-            layout=(self.layout if self.layout != "HWC" else None, None),
-            color=(self.color if self.color != "RGB" else None, None),
-            resize=(self.resize if self.resize != "auto" else None, None),
-            scaled=(None if self.scaled is usual else self.scaled, None),
-            fast=(self.fast, False),
-            offset=(self.offset or None, None),
-            label=(self.label, None),
-            strict=(self.strict, True),
-        )
+        given = super().arguments()
+        drawn = {name: (value, given[name][1]) for name, value in self.options.items()}
+        offset, scaled = (self.offset or 0, 0), (None if self.scaled is usual else self.scaled, None)
+        return {**given, **drawn, "offset": offset, "scaled": scaled}
 
     def learn(self, record: np.ndarray) -> tuple[int, int]:
         try:
@@ -421,10 +410,6 @@ _PLAIN: dict[str, Any] = {
 }  # fmt: skip
 #: Of these, the ones that the kernel does something about.
 _CHANGES = ("crop", "flip", "jitter", "mean", "std", "dtype")
-
-
-def _same(value: Any, plain: Any) -> bool:
-    return value is plain or (type(value) is type(plain) and isinstance(plain, (tuple, float)) and value == plain)
 
 
 def _offset(offset: Any) -> int | bytes:

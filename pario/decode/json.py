@@ -42,9 +42,6 @@ class Json(FieldDecoder):
             raise OptionError(f'arrays must be None or "ase", got {arrays!r}')
         self.arrays = arrays
 
-    def __repr__(self) -> str:
-        return self._repr(fields=(self.fields, None), arrays=(self.arrays, None), **self.options())
-
     def value(self, record: np.ndarray, number: int, draw: Draw, key: bytes) -> Any:
         return read_json(record.tobytes(), _from_ase if self.arrays else None)
 

@@ -46,9 +46,6 @@ class MsgPack(FieldDecoder):
             raise OptionError(what, hint=how_to_install("msgpack"))
         self.raw = bool(raw)
 
-    def __repr__(self) -> str:
-        return self._repr(fields=(self.fields, None), raw=(self.raw, False), **self.options())
-
     def value(self, record: np.ndarray, number: int, draw: Draw, key: bytes) -> Any:
         try:
             # The library takes no length that exceeds the record's own.

@@ -93,9 +93,6 @@ class Npy(RowDecoder):
     ) -> None:
         super().__init__(ragged=ragged, pad_value=pad_value, pad_multiple=pad_multiple)
 
-    def __repr__(self) -> str:
-        return self._repr(**self.options())
-
     def value(self, record: np.ndarray, number: int, draw: Draw, key: bytes) -> Any:
         return array_of(record)[0]
 
@@ -175,11 +172,6 @@ class Npz(FieldDecoder):
     def __init__(self, fields: Any = "all", *, most_bytes: int = 120 << 20, **rows: Unpack[RowOptions]) -> None:
         super().__init__("all" if fields is None else fields, **rows)
         self.most_bytes = int(most_bytes)
-
-    def __repr__(self) -> str:
-        fields = None if self.fields == "all" else self.fields
-        most = None if self.most_bytes == 120 << 20 else self.most_bytes
-        return self._repr(fields=(fields, None), **self.options(), most_bytes=(most, None))
 
     def value(self, record: np.ndarray, number: int, draw: Draw, key: bytes) -> dict[str, np.ndarray]:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,6 @@ class Kernel(Decoder):
         self.f, self.debug, self.parallel = f, bool(debug), bool(parallel)
         self.outputs = _outputs(outputs)
         self.asked = _asked(f, list(self.outputs))
-        self._compiled: tuple[Any, Any] | None = None
         self.spec = True  # nothing depends on record 0
         self.__doc__ = f.__doc__ or type(self).__doc__
         self.__module__ = f.__module__
@@ -91,7 +91,7 @@ class Kernel(Decoder):
         return {name: ((len(records), *shape), dtype) for name, (shape, dtype) in self.outputs.items()}
 
     def decode(self, records: Records, out: dict[str, np.ndarray], draw: Draw) -> Failures:
-        loop, _ = self._loop()
+        loop, _ = self._compiled
         data, starts, nbytes, codes = columns(records)
         ids = np.array(records.ids, np.int64)
         outside = (starts < 0) | (nbytes < 0) | (starts > len(data) - nbytes)
@@ -114,11 +114,10 @@ class Kernel(Decoder):
         failures += [(int(i), f"{self.f.__qualname__} returned {int(codes[i])}") for i in np.flatnonzero(codes)]
         return sorted(failures)
 
-    def _loop(self) -> tuple[Any, Any]:
-        """(loop, function), compiled. Raises OptionError if Numba cannot."""
-        if self._compiled is None:
-            self._compiled = _compile(self)
-        return self._compiled
+    @cached_property
+    def _compiled(self) -> tuple[Any, Any]:
+        """(loop, function). Raises OptionError if Numba cannot."""
+        return _compile(self)
 
 
 def kernel(

@@ -78,19 +78,13 @@ class Pickle(FieldDecoder):
         except (LookupError, TypeError) as e:
             raise OptionError(f"encoding must be the name of one, or 'bytes', got {encoding!r}") from e
         self.encoding = encoding
-        self.allow = None if allow is None else tuple(allow)
+        self.allow, self.allow_pickle = None if allow is None else list(allow), allow_pickle
         if allow is None:
             warnings.warn(
                 f"Pickle(allow_pickle=True): {_WHY}Pickle(allow=[]) reads plain data and arrays without it.",
                 UserWarning,
                 stacklevel=2,
             )
-
-    def __repr__(self) -> str:
-        trust = f"allow={list(self.allow)!r}" if self.allow is not None else "allow_pickle=True"
-        trust += "" if self.encoding == "latin1" else f", encoding={self.encoding!r}"
-        said = self._repr(fields=(self.fields, None), **self.options()).removesuffix(")")
-        return f"{said}{'' if said.endswith('(') else ', '}{trust})"
 
     def value(self, record: np.ndarray, number: int, draw: Draw, key: bytes) -> Any:
         if self.allow is None:

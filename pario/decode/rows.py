@@ -106,13 +106,13 @@ class RowDecoder(Decoder):
             raise OptionError(f"optional must be names, got {optional!r}")
         self.spec: dict[str, Column] | None = None
 
-    def options(self) -> dict[str, tuple[Any, Any]]:
-        """The options of this class, for a repr: name -> (value, default)."""
+    def arguments(self) -> dict[str, tuple[Any, Any]]:
         return {
+            **super().arguments(),
             "ragged": (self.ragged, None),
             "pad_value": (self.pad_value if self.pad_value != 0 else 0, 0),
-            "pad_multiple": (self.pad_multiple if self.pad_multiple != 1 else 1, 1),
-            "optional": (self.optional or None, None),
+            "pad_multiple": (self.pad_multiple, 1),
+            "optional": (self.optional, ()),
         }
 
     @abstractmethod
@@ -311,16 +311,12 @@ class RowDecoder(Decoder):
 
     def finish(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         spec = self._columns()
-        if not any(column.ragged in ("flat", "pad") for column in spec.values()):
-            return arrays
         whole: dict[str, np.ndarray] = {}
         for name, rows in arrays.items():
-            column = spec.get(name)
-            if column is None:  # what is there
-                whole[name] = rows
-            elif column.ragged == "flat":
+            column = spec.get(name)  # None of an array that says what is there
+            if column is not None and column.ragged == "flat":
                 whole[name], whole[_beside(name, "flat")] = _flat(rows, column)
-            elif column.ragged == "pad":
+            elif column is not None and column.ragged == "pad":
                 whole[name], whole[_beside(name, "pad")] = self._padded(rows, column)
             else:
                 whole[name] = rows
@@ -369,9 +365,6 @@ class FieldDecoder(RowDecoder):
         unknown = [name for name in self.optional if self.fields != "all" and name not in map(str, self.fields or ())]
         if unknown:
             raise OptionError(f"optional={unknown}: no such fields are asked for, fields={fields!r}")
-
-    def __repr__(self) -> str:
-        return self._repr(fields=(self.fields, None), **self.options())
 
     def named(self, value: Any) -> dict[str, Any]:
         if self.fields is None:
