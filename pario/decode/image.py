@@ -267,7 +267,7 @@ class Image(Decoder):
 
             if resize != "auto":
                 raise OptionError("resize= says how OpenCV resizes; crop, flip, jitter, mean, std and dtype do without")
-            self.augment = Augment(**self.options, color=color, planar=layout == "CHW", size=self.size)
+            self.augment = Augment(self.options, color, layout == "CHW", self.size)
         elif self.size and _cv2() is None:
             raise OptionError("Image(size=...) needs OpenCV, which is not installed", hint=_INSTALL)
         self.scaled = self.size is not None and (self.augment is None if scaled is None else bool(scaled))

@@ -77,24 +77,6 @@ def length(data, at, end):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def passed(data, at, end, wire):  # type: ignore[no-untyped-def]
-    """(number, position after the content of a field that is no group), or (status, -1): a varint's value, of all else
-    how many bytes it has."""
-    if wire == 0:
-        value, after = varint(data, at, end)
-        return np.int64(value), after
-    if wire == 2:
-        size, after = length(data, at, end)
-        return size, after + size if after >= 0 else after
-    if wire != 1 and wire != 5:
-        return np.int64(BAD_GROUP if wire == 4 else BAD_TAG), np.int64(-1)
-    size = np.int64(8 if wire == 1 else 4)
-    if end - at < size:
-        return np.int64(TRUNCATED), np.int64(-1)
-    return size, at + size
-
-
-@kernel
 def skip_group(data, at, end, number):  # type: ignore[no-untyped-def]
     """(OK, position after the group of field `number` that begins at `at`), or (status, -1)."""
     bad = np.int64(-1)
@@ -103,25 +85,37 @@ def skip_group(data, at, end, number):  # type: ignore[no-untyped-def]
     depth = 1
     while depth > 0:
         if at >= end:
-            return np.int64(TRUNCATED), bad
+            return TRUNCATED, bad
         field, wire, after = key(data, at, end)
         if after < 0:
             return wire, bad
-        if wire == 3:
+        if wire == 0:
+            value, after = varint(data, after, end)
+            if after < 0:
+                return np.int64(value), bad
+        elif wire == 1 or wire == 5:
+            size = 8 if wire == 1 else 4
+            if end - after < size:
+                return TRUNCATED, bad
+            after += size
+        elif wire == 2:
+            size, after = length(data, after, end)
+            if after < 0:
+                return size, bad
+            after += size
+        elif wire == 3:
             if depth == _DEPTH:
-                return np.int64(BAD_GROUP), bad
+                return BAD_GROUP, bad
             opened[depth] = field
             depth += 1
         elif wire == 4:
             if opened[depth - 1] != field:
-                return np.int64(BAD_GROUP), bad
+                return BAD_GROUP, bad
             depth -= 1
         else:
-            status, after = passed(data, after, end, wire)
-            if after < 0:
-                return status, bad
+            return BAD_TAG, bad
         at = after
-    return np.int64(OK), np.int64(at)
+    return OK, np.int64(at)
 
 
 @kernel
@@ -140,37 +134,54 @@ def parse(data, start, nbytes):  # type: ignore[no-untyped-def]
         if after < 0:
             status = wire
             break
-        if wire == 3:
-            number, after = skip_group(data, after, end, field)
-        else:
-            number, after = passed(data, after, end, wire)
-        if after < 0:
-            status = number
-            break
         if wire == 0:
-            low = np.int64(np.int32(number & np.int64(0xFFFFFFFF)))  # an int32 keeps the low bits
-            if field == 1:
-                channels = low
-            elif field == 2:
-                height = low
-            elif field == 3:
-                width = low
-            elif field == 5:
-                label = low
-            elif field == 7:
-                encoded = np.int64(number != 0)
-        elif wire == 2 and field == 4:
-            data_at, data_nbytes = after - number, number
-        elif wire == 2 and field == 6:
-            if number % 4:
-                status = np.int64(BAD_LENGTH)
+            value, after = varint(data, after, end)
+            if after < 0:
+                status = np.int64(value)
                 break
-            floats += number // 4
-        elif wire == 5 and field == 6:
-            floats += 1
-            while end - after >= 5 and data[after] == _FLOAT:
+            number = np.int64(np.int32(value & np.uint64(0xFFFFFFFF)))  # an int32 keeps the low bits
+            if field == 1:
+                channels = number
+            elif field == 2:
+                height = number
+            elif field == 3:
+                width = number
+            elif field == 5:
+                label = number
+            elif field == 7:
+                encoded = np.int64(value != np.uint64(0))
+        elif wire == 2:
+            size, after = length(data, after, end)
+            if after < 0:
+                status = size
+                break
+            if field == 4:
+                data_at, data_nbytes = after, size
+            elif field == 6:
+                if size % 4:
+                    status = np.int64(BAD_LENGTH)
+                    break
+                floats += size // 4
+            after += size
+        elif wire == 1 or wire == 5:
+            size = np.int64(8 if wire == 1 else 4)
+            if end - after < size:
+                status = np.int64(TRUNCATED)
+                break
+            after += size
+            if wire == 5 and field == 6:
                 floats += 1
-                after += 5
+                while end - after >= 5 and data[after] == _FLOAT:
+                    floats += 1
+                    after += 5
+        elif wire == 3:
+            result, after = skip_group(data, after, end, field)
+            if after < 0:
+                status = np.int64(result)
+                break
+        else:
+            status = np.int64(BAD_GROUP if wire == 4 else BAD_TAG)
+            break
         at = after
     return status, at, channels, height, width, label, data_at, data_nbytes, floats, encoded
 
@@ -242,17 +253,27 @@ def gather_floats(data, at, end, out, to):  # type: ignore[no-untyped-def]
     to *= 4
     while at < end:
         field, wire, after = key(data, at, end)
-        if wire == 3:
-            size, after = skip_group(data, after, end, field)
-        else:
-            size, after = passed(data, after, end, wire)
-        if field == 6 and (wire == 2 or wire == 5):
-            copy_bytes(out, to, data, after - size, size)
-            to += size
-            while wire == 5 and end - after >= 5 and data[after] == _FLOAT:
-                copy_bytes(out, to, data, after + 1, 4)
+        if wire == 0:
+            _, after = varint(data, after, end)
+        elif wire == 2:
+            size, after = length(data, after, end)
+            if field == 6:
+                copy_bytes(out, to, data, after, size)
+                to += size
+            after += size
+        elif wire == 5:
+            if field == 6:
+                copy_bytes(out, to, data, after, 4)
                 to += 4
-                after += 5
+                while end - after >= 9 and data[after + 4] == _FLOAT:
+                    copy_bytes(out, to, data, after + 5, 4)
+                    to += 4
+                    after += 5
+            after += 4
+        elif wire == 1:
+            after += 8
+        else:
+            _, after = skip_group(data, after, end, field)
         at = after
 
 
