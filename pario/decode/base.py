@@ -23,8 +23,20 @@ from pario.errors import DecodeError
 from pario.records import Records
 
 __all__ = [
-    "ArraySpec", "Decoder", "Draw", "Failures", "Parts", "Verbatim", "columns", "describe", "extent", "flat",
-    "past_caches", "same", "shown",
+    "Around",
+    "ArraySpec",
+    "Decoder",
+    "Draw",
+    "Failures",
+    "Parts",
+    "Verbatim",
+    "columns",
+    "describe",
+    "extent",
+    "flat",
+    "past_caches",
+    "same",
+    "shown",
 ]  # fmt: skip
 
 #: shape with the first axis, dtype
@@ -124,12 +136,10 @@ class Decoder(ABC):
     @property
     def is_open(self) -> bool:
         """Whether what was learnt leaves something to further records, which `learn` is shown until it does not."""
-        return self.users is not self and self.users.is_open
+        return False
 
-    def settle(self, seen: int) -> None:
+    def settle(self, seen: int) -> None:  # noqa: B027  most learn all from one record
         """Called where no further records are shown, after `seen`. Raises OptionError if they say too little."""
-        if self.users is not self:
-            self.users.settle(seen)
 
     @abstractmethod
     def shapes(self, records: Records) -> dict[str, ArraySpec]:
@@ -213,6 +223,33 @@ class Decoder(ABC):
         """What the constructor was given, and is kept by its name: name -> (value, default)."""
         named = (p for p in inspect.signature(type(self)).parameters.values() if p.kind is not p.VAR_KEYWORD)
         return {p.name: (getattr(self, p.name, p.default), p.default) for p in named}
+
+
+class Around(Decoder):
+    """Base of decoders around another one, `inner`, which alone learns something."""
+
+    inner: Decoder
+
+    @property
+    def spec(self) -> Any:  # type: ignore[override]
+        return self.inner.spec
+
+    @spec.setter
+    def spec(self, spec: Any) -> None:
+        self.inner.spec = spec
+
+    @property
+    def is_open(self) -> bool:
+        return self.inner.is_open
+
+    def settle(self, seen: int) -> None:
+        self.inner.settle(seen)
+
+    def blank(self, arrays: dict[str, np.ndarray], row: int) -> None:
+        self.inner.blank(arrays, row)
+
+    def finish(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return self.inner.finish(arrays)
 
 
 def same(value: Any, default: Any) -> bool:

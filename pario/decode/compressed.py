@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pario.codec.library import find_package
-from pario.decode.base import ArraySpec, Decoder, Draw, Failures
+from pario.decode.base import Around, ArraySpec, Decoder, Draw, Failures
 from pario.decode.given import as_decoder
 from pario.errors import DecodeError, OptionError, how_to_install
 from pario.records import Records
@@ -32,7 +32,7 @@ class _Broken(Exception):
     """Why a record cannot be decompressed; never leaves this file."""
 
 
-class Compressed(Decoder):
+class Compressed(Around):
     """Base of decoders that decompress each record and give it to another decoder.
 
     decoder : Decoder, function or None
@@ -59,24 +59,6 @@ class Compressed(Decoder):
     def __repr__(self) -> str:
         most = "" if self.most_bytes == _MOST else f", most_bytes={self.most_bytes}"
         return f"{type(self).__name__}({self.inner!r}{most})"
-
-    @property
-    def spec(self) -> Any:  # type: ignore[override]
-        return self.inner.spec
-
-    @spec.setter
-    def spec(self, spec: Any) -> None:
-        self.inner.spec = spec
-
-    @property
-    def is_open(self) -> bool:
-        return self.inner.is_open
-
-    def settle(self, seen: int) -> None:
-        self.inner.settle(seen)
-
-    def blank(self, arrays: dict[str, np.ndarray], row: int) -> None:
-        self.inner.blank(arrays, row)
 
     @abstractmethod
     def unpack(self, record: bytes) -> bytes:
@@ -142,7 +124,7 @@ class Compressed(Decoder):
 
     def finish(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         if self.inner.by_rows:
-            return self.inner.finish(arrays)
+            return super().finish(arrays)
         values = list(arrays["data"])
         records = Records.of(np.arange(len(values)), values)
         whole = {name: np.empty(shape, dtype) for name, (shape, dtype) in self.inner.shapes(records).items()}
