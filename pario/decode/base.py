@@ -23,20 +23,8 @@ from pario.errors import DecodeError
 from pario.records import Records
 
 __all__ = [
-    "Around",
-    "ArraySpec",
-    "Decoder",
-    "Draw",
-    "Failures",
-    "Parts",
-    "Verbatim",
-    "columns",
-    "describe",
-    "extent",
-    "flat",
-    "past_caches",
-    "same",
-    "shown",
+    "Around", "ArraySpec", "Decoder", "Draw", "Failures", "Parts", "Verbatim", "columns", "describe", "extent",
+    "flat", "past_caches", "same", "shown",
 ]  # fmt: skip
 
 #: shape with the first axis, dtype
