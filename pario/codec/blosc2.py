@@ -66,7 +66,7 @@ class Blosc2(Codec):
         self._head = np.frombuffer(self.encode(bytes(range(64)) * 4 * typesize), np.uint8)[:BLOSC_HEAD].copy()
         self._library, word = library, ctypes.c_void_p
         new = library.function("blosc2_create_dctx", word, _Settings)
-        self._contexts = Contexts(lambda: new(_Settings(1)) or 0, library.function("blosc2_free_ctx", None, word))
+        self._contexts = Contexts(lambda: new(_Settings(1)), library.function("blosc2_free_ctx", None, word))
 
     def decoding(self) -> AbstractContextManager[np.ndarray]:
         function = self._library.address("blosc2_decompress_ctx")

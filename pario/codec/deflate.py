@@ -38,15 +38,11 @@ class Deflate(Codec):
         super().__init__(level, dictionary, **options)
         self._library = _library()
         if self._library is not None:
-            word = ctypes.c_void_p
-            new = self._library.function("libdeflate_alloc_decompressor", word)
-            self._decoders = Contexts(
-                lambda: new() or 0, self._library.function("libdeflate_free_decompressor", None, word)
-            )
-            make, mine = self._library.function("libdeflate_alloc_compressor", word, ctypes.c_int), self.level
-            self._encoders = Contexts(
-                lambda: make(mine) or 0, self._library.function("libdeflate_free_compressor", None, word)
-            )
+            word, function = ctypes.c_void_p, self._library.function
+            free = function("libdeflate_free_decompressor", None, word)
+            self._decoders = Contexts(function("libdeflate_alloc_decompressor", word), free)
+            make = functools.partial(function("libdeflate_alloc_compressor", word, ctypes.c_int), self.level)
+            self._encoders = Contexts(make, function("libdeflate_free_compressor", None, word))
 
     def decoding(self) -> AbstractContextManager[np.ndarray]:
         if self._library is None:

@@ -96,10 +96,10 @@ def find_package(name: str) -> Any:
 class Contexts:
     """Addresses of contexts of a library: each serves one thread at a time, and is used again.
 
-    create : () -> address, 0 if there is no memory; free : address -> anything
+    create : () -> address, 0 or None if there is no memory; free : address -> anything
     """
 
-    def __init__(self, create: Callable[[], int], free: Callable[[int], Any]) -> None:
+    def __init__(self, create: Callable[[], int | None], free: Callable[[int], Any]) -> None:
         self._create, self._free = create, free
         self._idle: list[int] = []  # append and pop are atomic
 

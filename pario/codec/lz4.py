@@ -39,9 +39,8 @@ class Lz4(Codec):
             raise OptionError(f"codec {self.name} needs the package lz4, whose C library is not there", hint=_PIP)
         self._library = library
         self._near = np.frombuffer(self.dictionary[-_WINDOW:], np.uint8).copy()
-        create = library.function(f"LZ4_createStream{self._kind}", ctypes.c_void_p)
         free = library.function(f"LZ4_freeStream{self._kind}", ctypes.c_int, _WORD)
-        self._streams = Contexts(lambda: create() or 0, free)
+        self._streams = Contexts(library.function(f"LZ4_createStream{self._kind}", _WORD), free)
 
     def decoding(self) -> AbstractContextManager[np.ndarray]:
         words = {KIND: LZ4, FUNCTION: self._library.address("LZ4_decompress_safe_usingDict")}

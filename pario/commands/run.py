@@ -61,8 +61,7 @@ def _run(module: bool, target: str, arguments: Sequence[str]) -> int:
     nothing, and what the script raises."""
     why = _missing(module, target)
     if why:
-        screen.say(f"error: {why}", err=True)
-        return 2
+        return screen.refuse(why)
     from pario.commands.run_service import join_service
 
     join_service()  # begins while the script does
