@@ -16,6 +16,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+#: import name -> itself: what may be loaded here can be read
+_PACKAGES = {
+    "blosc2": "blosc2",
+    "brotli": "brotli",
+    "cv2": "cv2",
+    "msgpack": "msgpack",
+    "simplejpeg": "simplejpeg",
+    "zstandard": "zstandard",
+}
+
 
 class Library:
     """A loaded C library.
@@ -86,9 +96,10 @@ def _origin(module: str) -> str | None:
 
 @functools.cache
 def find_package(name: str) -> Any:
-    """A Python package; None if it is not installed."""
+    """A Python package of the table above; None if it is not installed."""
+    package = _PACKAGES[name]
     try:
-        return importlib.import_module(name)
+        return importlib.import_module(package)
     except ImportError:
         return None
 

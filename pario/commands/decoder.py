@@ -15,9 +15,12 @@ from pario.commands.dataset import Item
 from pario.decode.base import Decoder, Draw, extent
 from pario.decode.given import as_decoder
 from pario.decode.presets import PRESETS, preset
-from pario.decode.registry import find, make
+from pario.decode.registry import WRAPPERS, find
 from pario.errors import DecodeError, OptionError
 from pario.records import Records
+
+#: Presets whose records are pickles.
+_PICKLED = ("oc20", "tape", "unimol", "unimol+")
 
 
 def find_decoder(text: str, **options: Any) -> Decoder:
@@ -28,7 +31,7 @@ def find_decoder(text: str, **options: Any) -> Decoder:
     """
     module, colon, name = text.rpartition(":")
     if not colon:
-        if "pickle" in (PRESETS[text].decoder if text in PRESETS else text).split("+"):
+        if text in _PICKLED or "pickle" in text.split("+"):
             options = {"allow": [], **options}  # plain data: nobody says on a command line that a file may run code
         return preset(text, **options) if text in PRESETS else as_decoder(named(text, **options))
     if not module or not name:
@@ -58,13 +61,23 @@ def find_decoder(text: str, **options: Any) -> Decoder:
     return as_decoder(found)
 
 
-def named(name: str, **options: Any) -> Any:
-    """The decoder of this name in the registry. Raises OptionError. options : of the innermost decoder"""
+def named(name: str, /, *inner: Any, **options: Any) -> Any:
+    """The decoder of this name in the registry, constructed; "zlib+json" is Zlib(Json()). Raises OptionError.
+
+    inner : of a wrapper, the decoder inside
+    options : of the innermost decoder
+    """
+    first, plus, rest = name.partition("+")
+    entry = find(first)
+    if plus:
+        if first not in WRAPPERS:
+            raise OptionError(f"{first} has no decoder inside, got {name!r}; {', '.join(WRAPPERS)} have one")
+        return named(first, named(rest, *inner, **options))
+    make = getattr(importlib.import_module("pario.decode"), entry.cls)  # which knows the modules
     try:
-        return make(name, **options)
+        return make(*inner, **options)
     except TypeError as error:
-        inmost = find(name.rpartition("+")[2]).cls
-        raise OptionError(f"{inmost}() needs arguments that a name cannot give: {error}") from error
+        raise OptionError(f"{entry.cls}() needs arguments that a name cannot give: {error}") from error
 
 
 def decoded(decoder: Decoder, items: list[Item]) -> list[str]:

@@ -21,26 +21,30 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-#: module -> the public names that it defines
+#: public name -> module that defines it
 _HOMES = {
-    "base": ("Decoder", "Draw"),
-    "compressed": ("Gzip", "Zlib", "Zstd"),
-    "datum": ("Datum",),
-    "function": ("Function",),
-    "given": ("as_decoder",),
-    "image": ("Image",),
-    "json": ("Json",),
-    "msgpack": ("MsgPack",),
-    "npy": ("Npy", "Npz"),
-    "own_kernel": ("Kernel", "kernel"),
-    "pickle": ("Pickle",),
-    "presets": ("preset",),
-    "raw": ("Raw",),
-    "struct": ("Struct",),
-    "tensor_protos": ("TensorProtos",),
-    "text": ("Text",),
+    "Datum": "pario.decode.datum",
+    "Decoder": "pario.decode.base",
+    "Draw": "pario.decode.base",
+    "Function": "pario.decode.function",
+    "Gzip": "pario.decode.compressed",
+    "Image": "pario.decode.image",
+    "Json": "pario.decode.json",
+    "Kernel": "pario.decode.own_kernel",
+    "MsgPack": "pario.decode.msgpack",
+    "Npy": "pario.decode.npy",
+    "Npz": "pario.decode.npy",
+    "Pickle": "pario.decode.pickle",
+    "Raw": "pario.decode.raw",
+    "Struct": "pario.decode.struct",
+    "TensorProtos": "pario.decode.tensor_protos",
+    "Text": "pario.decode.text",
+    "Zlib": "pario.decode.compressed",
+    "Zstd": "pario.decode.compressed",
+    "as_decoder": "pario.decode.given",
+    "kernel": "pario.decode.own_kernel",
+    "preset": "pario.decode.presets",
 }
-_MODULES = {name: f"pario.decode.{module}" for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Datum", "Decoder", "Draw", "Function", "Gzip", "Image", "Json", "Kernel", "MsgPack", "Npy", "Npz", "Pickle", "Raw",
@@ -69,7 +73,7 @@ if TYPE_CHECKING:
 if not TYPE_CHECKING:  # a name that is not there is a mistake
 
     def __getattr__(name: str) -> Any:
-        home = _MODULES.get(name)
+        home = _HOMES.get(name)
         if home is None:
             raise AttributeError(f"module 'pario.decode' has no attribute {name!r}")
         value = getattr(importlib.import_module(home), name)

@@ -2,46 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from pario.decode.base import Decoder
-from pario.decode.registry import make
 from pario.errors import OptionError
 
 
-class Preset(NamedTuple):
-    """decoder : as `registry.make` takes it
-    what : its records are
-    defaults, always : options of the innermost decoder, and those that nobody chooses
-    """
+def _lsun(**options: Any) -> Decoder:
+    from pario.decode.image import Image
 
-    decoder: str
-    what: str
-    defaults: Mapping[str, Any] = {}
-    always: Mapping[str, Any] = {}
+    return Image(**options)
 
 
-PRESETS: Mapping[str, Preset] = {
-    "ase": Preset(
-        "zlib+json",
-        "ASE's LMDB (.aselmdb; OMat24, OMol25): zlib of JSON",
-        {"fields": ("numbers", "positions"), "ragged": "list"},
-        {"arrays": "ase"},
-    ),
-    "atom3d": Preset("gzip+json", "ATOM3D: gzip of JSON"),
-    "lsun": Preset("image", "LSUN: image files"),
-    "oc20": Preset(
-        "pickle", "OC20, OC22: pickled torch_geometric Data", {"fields": ("atomic_numbers", "pos"), "ragged": "list"}
-    ),
-    "tape": Preset("pickle", "TAPE: pickled dicts", {"fields": "all", "ragged": "list"}),
-    "tensorpack": Preset(
-        "msgpack",
-        "tensorpack's LMDBSerializer: MessagePack, or pickles with allow= or allow_pickle=",
-        {"fields": "all"},
-    ),
-    "unimol": Preset("pickle", "Uni-Mol: pickled dicts", {"fields": ("atoms", "coordinates"), "ragged": "object"}),
-    "unimol+": Preset("gzip+pickle", "Uni-Mol+: gzip of pickled dicts"),
+def _ase(**options: Any) -> Decoder:
+    from pario.decode.compressed import Zlib
+    from pario.decode.json import Json
+
+    given = {"fields": ("numbers", "positions"), "ragged": "list", **options}
+    return Zlib(Json(**given, arrays="ase"))
+
+
+def _atom3d(**options: Any) -> Decoder:
+    from pario.decode.compressed import Gzip
+    from pario.decode.json import Json
+
+    return Gzip(Json(**options))
+
+
+def _pickled(**options: Any) -> Decoder:
+    from pario.decode.pickle import Pickle
+
+    return Pickle(**options)
+
+
+def _oc20(**options: Any) -> Decoder:
+    return _pickled(**{"fields": ("atomic_numbers", "pos"), "ragged": "list", **options})
+
+
+def _unimol(**options: Any) -> Decoder:
+    return _pickled(**{"fields": ("atoms", "coordinates"), "ragged": "object", **options})
+
+
+def _unimol_plus(**options: Any) -> Decoder:
+    from pario.decode.compressed import Gzip
+
+    return Gzip(_pickled(**options))
+
+
+def _tape(**options: Any) -> Decoder:
+    return _pickled(**{"fields": "all", "ragged": "list", **options})
+
+
+def _tensorpack(**options: Any) -> Decoder:
+    if {"allow", "allow_pickle"} & options.keys():
+        return _pickled(**{"fields": "all", **options})
+    from pario.decode.msgpack import MsgPack
+
+    return MsgPack(**{"fields": "all", **options})
+
+
+#: name -> (what makes it, what its records are)
+PRESETS: Mapping[str, tuple[Callable[..., Decoder], str]] = {
+    "ase": (_ase, "ASE's LMDB (.aselmdb; OMat24, OMol25): zlib of JSON"),
+    "atom3d": (_atom3d, "ATOM3D: gzip of JSON"),
+    "lsun": (_lsun, "LSUN: image files"),
+    "oc20": (_oc20, "OC20, OC22: pickled torch_geometric Data"),
+    "tape": (_tape, "TAPE: pickled dicts"),
+    "tensorpack": (_tensorpack, "tensorpack's LMDBSerializer: MessagePack, or pickles with allow= or allow_pickle="),
+    "unimol": (_unimol, "Uni-Mol: pickled dicts"),
+    "unimol+": (_unimol_plus, "Uni-Mol+: gzip of pickled dicts"),
 }
 
 
@@ -56,10 +86,6 @@ def preset(name: str, **options: Any) -> Decoder:
     Raises OptionError for an unknown name, or where the decoder does.
     """
     if name not in PRESETS:
-        known = "\n".join(f"  {key:<11} {each.what}" for key, each in PRESETS.items())
+        known = "\n".join(f"  {key:<11} {words}" for key, (_, words) in PRESETS.items())
         raise OptionError(f"no preset is called {name!r}; there are\n{known}")
-    one = PRESETS[name]
-    # tensorpack's records are pickles where the user says how far to trust them.
-    decoder = "pickle" if name == "tensorpack" and {"allow", "allow_pickle"} & options.keys() else one.decoder
-    made: Decoder = make(decoder, **{**one.defaults, **options}, **one.always)
-    return made
+    return PRESETS[name][0](**options)

@@ -6,8 +6,6 @@ A record's first bytes suggest a decoder (`describe`); they prove nothing, so th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import import_module
-from typing import Any
 
 import numpy as np
 
@@ -86,21 +84,6 @@ def find(name: str) -> Entry:
         f"no decoder is called {name!r}; there are {names}",
         hint="module:function, or file.py:function, names one of your own",
     )
-
-
-def make(name: str, **options: Any) -> Any:
-    """The decoder of this name, constructed; "zlib+json" is Zlib(Json()). Raises OptionError, or what the class raises.
-
-    options : of the innermost decoder
-    """
-    first, plus, rest = name.partition("+")
-    entry = find(first)
-    inner: tuple[Any, ...] = ()
-    if plus:
-        if first not in WRAPPERS:
-            raise OptionError(f"{first} has no decoder inside, got {name!r}; {', '.join(WRAPPERS)} have one")
-        inner, options = (make(rest, **options),), {}
-    return getattr(import_module("pario.decode"), entry.cls)(*inner, **options)  # which knows the modules
 
 
 def describe(record: np.ndarray) -> tuple[str, str]:
