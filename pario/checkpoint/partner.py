@@ -62,7 +62,7 @@ _POLL_S = (0.01, 0.5)
 _END_S = 1.0
 
 
-def open_partner(world: AnyWorld, places: Places, tiers: Tiers, board: Board, line: Workers) -> Partner | None:
+def open_partner(world: AnyWorld, places: Places, tiers: Tiers, board: Board, threads: Workers) -> Partner | None:
     """That of this node's first rank; None on the others, and if there is one node only. Collective.
 
     Raises OptionError if nodes have their fast tier in common, OSError or ParioError on the rank where a socket is
@@ -89,7 +89,7 @@ def open_partner(world: AnyWorld, places: Places, tiers: Tiers, board: Board, li
         return None
     before = (places.node - 1) % places.nodes
     address = dict(each for each in addresses if each is not None)[before]
-    return Partner(places, tiers, board, offers, Client(address, secret, tiers.limit_s), line)
+    return Partner(places, tiers, board, offers, Client(address, secret, tiers.limit_s), threads)
 
 
 def _check_apart(world: AnyWorld, fast: str) -> None:
@@ -198,13 +198,13 @@ class Partner:
     the next node copy this one's. Nothing here calls MPI."""
 
     def __init__(
-        self, places: Places, tiers: Tiers, board: Board, offers: Offers, client: Client, line: Workers
+        self, places: Places, tiers: Tiers, board: Board, offers: Offers, client: Client, threads: Workers
     ) -> None:
         assert tiers.fast is not None
         self._places, self._tiers, self._fast, self._board = places, tiers, tiers.fast, board
         self._offers, self._client = offers, client
         self._node = (places.node - 1) % places.nodes  # whose parts are copied
-        self._line = line
+        self._line = threads.lane(1)
         self._stopped = False
         self._moved = 0
         self._said: set[str] = set()
@@ -344,13 +344,7 @@ class _RemoteFile:
         """Raises OSError."""
         for begin in range(0, block.size, _PIECE):
             piece = block[begin : begin + _PIECE]
-            request = self._client.ask(READ, _BYTES.pack(*self._which, self._number, offset + begin, piece.size))
             try:
-                kind, nbytes = request.head()
-                if (kind, nbytes) != (Word.HERE, piece.size):
-                    raise OSError(f"{self.path}: the node has sent {nbytes} bytes where {piece.size} were asked for")
-                request.read([memoryview(piece)])
-                if not request.is_right():
-                    raise OSError(f"{self.path}: bytes were damaged on their way")
-            finally:
-                request.drop()
+                self._client.call(READ, _BYTES.pack(*self._which, self._number, offset + begin, piece.size), piece)
+            except frames.WireError as e:
+                raise OSError(f"{self.path}: {e}") from e

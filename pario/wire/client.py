@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,22 +62,22 @@ class Client:
             self._check_open()
             send(link, kind, (Part(np.frombuffer(body, np.uint8)),))
         except BaseException:
-            request.drop()
+            request.close()
             raise
         return request
 
-    def call(self, kind: int, body: bytes) -> tuple[int, bytes]:
-        """Send a request and take the whole answer, its kind and its bytes. Raises OSError."""
-        request = self.ask(kind, body)
-        try:
+    def call(self, kind: int, body: bytes, into: Any = None) -> tuple[int, Any]:
+        """Send a request and take the whole answer, its kind and its bytes. Raises OSError.
+
+        into : u8[n], where it lies, if it has just so many bytes
+        """
+        with closing(self.ask(kind, body)) as request:
             kind, nbytes = request.head()
-            answer = bytearray(min(nbytes, _MOST_ANSWER))
+            answer = bytearray(min(nbytes, _MOST_ANSWER)) if into is None else into
             request.read([memoryview(answer)])
             if not request.is_right():
                 raise WireError("an answer was damaged on its way")
-        finally:
-            request.drop()
-        return kind, bytes(answer)
+        return kind, answer
 
     def _check_open(self) -> None:
         if self._closed:
@@ -134,8 +134,8 @@ class Client:
 
 
 class Request:
-    """One request under way. `head`, then `read` until all bytes are there, then `is_right`; or `drop`. All but `drop`
-    may raise OSError, after which only `drop` may be called."""
+    """One request under way. `head`, then `read` until all bytes are there, then `is_right`; at last, or at any time,
+    `close`. All but `close` may raise OSError, after which only `close` may be called."""
 
     def __init__(self, client: Client, link: Link, limit_s: float) -> None:
         self._client, self._link, self._limit_s = client, link, limit_s
@@ -180,7 +180,7 @@ class Request:
         self._client.finished(self._link, good=right)
         return right
 
-    def drop(self) -> None:
+    def close(self) -> None:
         """Want no more of it. Idempotent, also after `is_right`."""
         if not self._over:
             self._over = True

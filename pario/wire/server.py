@@ -24,7 +24,7 @@ from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from pario.errors import ParioError
-from pario.threads import lanes, start_thread
+from pario.threads import Workers, start_thread
 from pario.wire import frames
 from pario.wire.client import Address, machine_id
 from pario.wire.frames import Link, Part, WireError, Word, peer_uid, send, tune
@@ -40,7 +40,7 @@ BACKLOG = 1024  # may stand in line to connect, if the system allows that
 _NO_SECRET = secrets.token_bytes(32)
 #: Seconds until a complaint is repeated; the most clients that each complaint, and all together, name meanwhile.
 _AGAIN_S, _EACH, _ALL = 600.0, 16, 256
-_QUICK, SLOW, PATIENT = "serve", "slow", "open"  # sorts of requests, and names of the threads that answer them
+_QUICK, SLOW, PATIENT = range(3)  # sorts of requests, each of which has threads of its own
 #: Frames of one connection that are taken in a turn, and seconds of turns until newcomers are looked after again.
 _FEW, _TURNS_S = 4, 0.01
 _PATIENT_THREADS = 64  # such requests mostly wait for something that another one of them does
@@ -411,11 +411,11 @@ class AnsweringServer(Server[Guest]):
         most_links: int,
         limit_s: float,
         hosts: Sequence[str],
-        sorts: Mapping[int, str] | None = None,
+        sorts: Mapping[int, int] | None = None,
     ) -> None:
         self._secret, self._answer, self._limit_s = secret, answer, limit_s
-        most = {_QUICK: threads, SLOW: threads, PATIENT: max(threads, _PATIENT_THREADS)}
-        self._workers = lanes("pario", **most)  # what is patient waits for what is not
+        workers = Workers("pario-serve", 0)  # what is patient waits for what is not
+        self._lanes = [workers.lane(n) for n in (threads, threads, max(threads, _PATIENT_THREADS))]
         self._sorts = dict(sorts or {})
         local, port = f"pario-{secrets.token_hex(16)}", 0
         whose = "pario's server for other ranks"
@@ -446,7 +446,7 @@ class AnsweringServer(Server[Guest]):
         link.busy = True
         sort = self._sorts.get(kind, _QUICK)
         limit_s = math.inf if sort == PATIENT else self._limit_s
-        self._workers[sort].put(partial(self._serve_one, link, kind, body, time.monotonic() + limit_s))
+        self._lanes[sort].put(partial(self._serve_one, link, kind, body, time.monotonic() + limit_s))
         return False
 
     def _serve_one(self, link: Guest, kind: int, body: bytes, until: float) -> None:
@@ -465,7 +465,7 @@ class AnsweringServer(Server[Guest]):
 
     def load(self) -> int:
         """Slow requests that are answered now, or wait for that."""
-        return self._workers[SLOW].load
+        return self._lanes[SLOW].load
 
     def _drop_idle(self) -> bool:
         """That which has been idle for longest."""
@@ -482,8 +482,8 @@ class AnsweringServer(Server[Guest]):
         for link in list(self.links):  # anyone who answers there stops
             with suppress(OSError):
                 link.sock.shutdown(socket.SHUT_RDWR)
-        for workers in self._workers.values():
-            workers.end(limit_s)
+        for lane in self._lanes:
+            lane.end(limit_s)
         self.stop()
         if self._thread is not threading.current_thread():
             self._thread.join(limit_s)
