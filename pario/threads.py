@@ -103,10 +103,21 @@ def _end_all() -> None:
     _stops.clear()  # weak references that call back later find a module weakref that is gone
 
 
+_in_child: set[weakref.WeakMethod[Any]] = set()
+
+
+def in_child(forget: Callable[[], object]) -> None:
+    """In every process that is forked from this one, call this bound method, if its object still lives."""
+    _in_child.add(weakref.WeakMethod(forget, _in_child.discard))
+
+
 def _forked() -> None:
     """The threads, and what they work for, belong to the parent."""
     _started.clear()
     _stops.clear()
+    for each in list(_in_child):
+        if (forget := each()) is not None:
+            forget()
 
 
 os.register_at_fork(after_in_child=_forked)

@@ -17,8 +17,9 @@ from pario.comm.launcher import own_addresses
 from pario.comm.messages import Messages
 from pario.comm.star import Star
 from pario.errors import ParioError
+from pario.machine import boot
 from pario.threads import aside
-from pario.wire.client import Address, machine_id, reached
+from pario.wire.client import Address, reached
 
 _log = logging.getLogger("pario")
 
@@ -50,7 +51,7 @@ class Lifeline:
         except (OSError, ParioError) as e:
             _log.debug("no connections between nodes: %s", e)
             return None
-        return Address(machine_id(), name, (*own_addresses(), socket.gethostname()), self._hub.port), secret
+        return Address(boot(), name, (*own_addresses(), socket.gethostname()), self._hub.port), secret
 
     def connect(self, where: Address, secret: bytes, number: int) -> None:
         """number : of the node"""

@@ -8,20 +8,18 @@ safe rate holds that came with the lease, until the plane answers again.
 from __future__ import annotations
 
 import logging
-import os
 import random
 import secrets
 import select
 import threading
 import time
-import weakref
 from contextlib import suppress
 
 from pario.errors import ParioError
 from pario.plane.bucket import BURST_S, BYTES, UNLIMITED, Bucket, Rates, rates_words
 from pario.plane.session import Session, Who
 from pario.plane.words import Grant, PlaneAddress, grant_of
-from pario.threads import start_thread
+from pario.threads import in_child, start_thread
 from pario.wire.frames import TurnedAwayError
 from pario.wire.local import Bell
 
@@ -53,7 +51,7 @@ class Agent:
         self._said: set[str] = set()
         self._over = False
         self._renew(rates)
-        _agents.add(self)
+        in_child(self.forget)
 
     def _renew(self, rates: Rates) -> None:
         """As if nothing had been said; the thread starts with the first read."""
@@ -248,13 +246,3 @@ class Agent:
 def _words(rates: Rates) -> str:
     return " and ".join(f"at most {each}" for each in rates_words(rates)) or "without limits"
 
-
-_agents: weakref.WeakSet[Agent] = weakref.WeakSet()
-
-
-def _forked() -> None:
-    for agent in list(_agents):
-        agent.forget()
-
-
-os.register_at_fork(after_in_child=_forked)

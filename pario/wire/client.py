@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pario.machine import boot
+from pario.threads import in_child
 from pario.wire.frames import HEAD, MAGIC, PIECES, Link, Part, WireError, Word, advance, exactly, peer_uid, send, tune
 
 #: A whole answer is at most this long.
@@ -45,15 +47,17 @@ class Client:
 
     def __init__(self, address: Address, secret: bytes, limit_s: float) -> None:
         self._address, self._secret, self._limit_s = address, secret, limit_s
+        self._closed = False
+        self._renew()
+        in_child(self.forget)
+
+    def _renew(self) -> None:
         self._lock = threading.RLock()  # the garbage collector may call `close` in a thread that holds it
         self._idle: list[Link] = []
         self._used: set[Link] = set()
-        self._pid = os.getpid()
-        self._closed = False
 
     def ask(self, kind: int, body: bytes) -> Request:
         """Send a request. Raises OSError."""
-        self._after_fork()
         link = self._quiet() or reached(self._address, self._secret, self._limit_s)
         with self._lock:
             self._used.add(link)
@@ -115,13 +119,11 @@ class Client:
         for link in idle:
             _end(link.sock)
 
-    def _after_fork(self) -> None:
-        """The connections belong to the process that made them."""
-        if self._pid != os.getpid():
-            self._pid, self._lock = os.getpid(), threading.RLock()
-            for link in (*self._idle, *self._used):
-                link.sock.close()
-            self._idle, self._used = [], set()
+    def forget(self) -> None:
+        """In a process that was forked: the connections belong to its parent."""
+        for link in (*self._idle, *self._used):
+            link.sock.close()
+        self._renew()
 
     def close(self) -> None:
         """Requests under way fail. Idempotent."""
@@ -194,7 +196,7 @@ def reached(
 
     most_bytes : of a frame that comes
     """
-    ways: list[Any] = [f"\0{where.local}"] if where.machine == machine_id() else []
+    ways: list[Any] = [f"\0{where.local}"] if where.machine == boot() else []
     ways += [(host, where.port) for host in where.hosts if where.port]
     error: OSError = OSError("another node has no address")
     for address in ways:
@@ -242,10 +244,3 @@ def _is_quiet(sock: socket.socket) -> bool:
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return not poll.poll(0)
-
-
-def machine_id() -> str:
-    """Tells machines, and starts of one machine, apart."""
-    with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
-        return file.read().strip()
-    return socket.gethostname()
