@@ -47,8 +47,8 @@ class Crew:
         self.threads = each[world.rank]
         self._first = sum(each[: world.rank])  # this rank's first lane
         self._lanes = sum(each)
-        workers = Workers("pario-pack", 0)
-        self._packers, self.writer = workers.lane(self.threads), workers.lane(1)
+        # A transaction of an LMDB belongs to its thread.
+        self._packers, self.writer = Workers("pario-pack", self.threads), Workers("pario-write", 1)
 
     def pack(self, items: Items, packing: Packing | None, begin: int, writer: Writer | None, moved: Progress) -> None:
         """Send the records from `begin` on to the writer (rank 0's), packed, or as they are."""

@@ -28,7 +28,7 @@ from pario.packing.sources import Opened, Source, describe
 from pario.packing.writer import Writer
 from pario.records import Records
 from pario.text import counted, decimal_bytes
-from pario.threads import AnyWorkers
+from pario.threads import Workers
 
 _VERSION = 1
 #: Bytes of an automatic dictionary: 419 B JSON 3.66 with 32 KiB; four times as many digest longer than they save.
@@ -184,7 +184,7 @@ class _Job:
                 if world.rank == 0 and not whole:
                     self.partial.restart("how its values are packed is lost", self.talk.say)
 
-    def _writer(self, thread: AnyWorkers, databases: int) -> Writer:
+    def _writer(self, thread: Workers, databases: int) -> Writer:
         try:
             return Writer(thread, self.partial.path, subdir=True, databases=databases)
         except CorruptedError as e:

@@ -22,7 +22,7 @@ import numpy as np
 
 from pario.errors import CorruptedError, FileError
 from pario.format.layout import MDB_DUPFIXED, MDB_DUPSORT, MDB_INTEGERDUP, MDB_INTEGERKEY, MDB_REVERSEKEY
-from pario.threads import AnyWorkers
+from pario.threads import Workers
 
 __all__ = ["Batch", "Writer", "split"]
 
@@ -83,7 +83,7 @@ class Writer:
     Raises FileError; that of a batch at one of the next calls.
     """
 
-    def __init__(self, thread: AnyWorkers, path: str, *, subdir: bool, databases: int) -> None:
+    def __init__(self, thread: Workers, path: str, *, subdir: bool, databases: int) -> None:
         self.path = path
         self._given = path, subdir, databases
         self._thread = thread

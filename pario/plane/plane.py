@@ -12,7 +12,7 @@ import os
 import socket
 import stat
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from pario.errors import OptionError, ParioError
-from pario.plane.book import Book, Hello, Member, RefusedError
+from pario.plane.book import Book, Hello, Member
 from pario.plane.rules import Rules
 from pario.plane.words import (
     PlaneAddress,
@@ -47,12 +47,11 @@ class Speaker(Guest):
     """A connection of a process, or of somebody who wants to see the state.
 
     asks : for the state only, and when it may again: `asks_at`
-    is_in : it has joined, or was refused; counts : among its user's connections
     second, messages : when the present second began, and how many messages came in it
     member : of a process
     """
 
-    asks = counts = is_in = False
+    asks = False
     asks_at = second = -math.inf
     messages = 0
     member: Member | None = None
@@ -103,7 +102,6 @@ class Plane(Server[Speaker]):
         self._inode = os.stat(address.path).st_ino if address.path else 0
         self.cycles, self.cycle_s = 0, 0.0
         self.by_row: dict[int, Speaker] = {}
-        self._of_user: Counter[str] = Counter()  # connections that have joined
         self._visitors: defaultdict[str, dict[Speaker, None]] = defaultdict(dict)  # who have not joined, by user
 
     def state(self) -> dict[str, Any]:
@@ -149,6 +147,8 @@ class Plane(Server[Speaker]):
         cycle = self._clock()
         try:
             while not self._over:
+                if self._reload:
+                    self._take_rules()
                 begin = self._clock()
                 if begin >= cycle:
                     self.cycle()
@@ -171,12 +171,6 @@ class Plane(Server[Speaker]):
         for row in rows.tolist():
             if (link := self.by_row.get(row)) is not None and link.member is not None:
                 self.put(link, Word.WORDS, packed(self.book.grant(link.member).words()))
-
-    def hear(self, wait_s: float | None) -> None:
-        """Besides: rules are read again."""
-        if self._reload:
-            self._take_rules()
-        super().hear(wait_s)
 
     def _drop_silent(self) -> None:
         silent = self._clock() - max(10.0, 2 * self.rules.lease_s)
@@ -210,7 +204,7 @@ class Plane(Server[Speaker]):
         if link.is_too_loud(now):
             raise WireError("too many messages")
         words = unpacked(body)
-        if link.asks or (not link.is_in and words.get("do") == "status"):
+        if link.asks or (link.member is None and words.get("do") == "status"):
             if link.waiting or now < link.asks_at:
                 raise WireError("too many messages")
             link.asks, link.asks_at = True, now + _ASK_S
@@ -218,8 +212,7 @@ class Plane(Server[Speaker]):
             for each in asking[:-_MOST_ASK]:
                 self.drop(each)
             self.put(link, Word.WORDS, packed({"status": self.state()}))
-        elif not link.is_in:
-            link.is_in = True
+        elif link.member is None:
             text_of({"user": link.user}, "user")
             self._join(link, words, now)
             self._visitors[link.user].pop(link, None)
@@ -227,15 +220,11 @@ class Plane(Server[Speaker]):
             self._leave(link, now, bye=True)
             self.drop(link)
         else:
-            assert link.member is not None
             self.book.report(link.member, report_of(words), now)
         return True
 
     def _join(self, link: Speaker, words: dict[str, Any], now: float) -> None:
         """Its first words. Raises WireError."""
-        most = self.rules.limits.per_user
-        if self._of_user[link.user] >= most:
-            raise RefusedError(f"user {link.user} has {most} connections already")
         job, name, node = (text_of(words, key) for key in ("job", "name", "node"))
         who = Hello(link.user, read_number(words, "member", _MEMBER_BYTES), job, name, node)
         member = self.book.join(who, now)
@@ -246,12 +235,9 @@ class Plane(Server[Speaker]):
         link.member = member
         self.by_row[member.row] = link
         link.whom = f"user {link.user}, job {who.job}, {link.whom}"
-        self._of_user[link.user] += 1
-        link.counts = True
         self.put(link, Word.WORDS, packed(self.book.grant(member).words()))
 
     def forget(self, link: Speaker) -> None:
-        self._of_user[link.user] -= link.counts
         self._visitors[link.user].pop(link, None)
         self._leave(link, self._clock(), bye=False)
 

@@ -12,7 +12,6 @@ import numpy as np
 
 from pario.comm.launcher import own_addresses
 from pario.records import EXTENT
-from pario.threads import Workers
 from pario.tiers import peers
 from pario.tiers.grid import Grid
 from pario.tiers.peers import LIMIT_S
@@ -58,13 +57,6 @@ class Service:
         self._counting = threading.RLock()  # guards what follows; a future that is done at once calls back at once
         self._bringing: dict[tuple[StagedFetcher, int, int], Future[None]] = {}
         self._threads = threads
-        # Those that bring chunks for this node (keep) may wait for other nodes, which wait for those that bring for
-        # others; these wait for the store alone, and those that ask for rooms for other nodes' servers.
-        # Twice as many threads as reads: the others look whether the file has changed, and put chunks away. (The
-        # first epoch of 121 MB through a service, 20 ms and 100 MB/s: 1.98 and 1.91 s; so 1.90 and 1.79,
-        # four times as many 1.83 and 1.73.)
-        workers = Workers("pario-bring", 0)
-        self._bring_lane, self._keep_lane, self.room = (workers.lane(n) for n in (2 * threads, 2 * threads, 16))
         self._server = AnsweringServer(
             secret,
             self._answer,
@@ -76,6 +68,13 @@ class Service:
             hosts=own_addresses() if network else (),
             sorts={peers.BRING: SLOW, peers.KEEP: SLOW, peers.ROOM: SLOW, peers.OPEN: PATIENT, peers.ASSIGN: PATIENT},
         )
+        # Those that bring chunks for this node (keep) may wait for other nodes, which wait for those that bring for
+        # others; these wait for the store alone, and those that ask for rooms for other nodes' servers.
+        # Twice as many threads as reads: the others look whether the file has changed, and put chunks away. (The
+        # first epoch of 121 MB through a service, 20 ms and 100 MB/s: 1.98 and 1.91 s; so 1.90 and 1.79,
+        # four times as many 1.83 and 1.73.)
+        lane = self._server.workers.lane  # before anybody knows the address
+        self._bring_lane, self._keep_lane, self.room = lane(2 * threads), lane(2 * threads), lane(16)
 
     @property
     def address(self) -> Address:

@@ -391,6 +391,8 @@ class AnsweringServer(Server[Guest]):
         whose clients wait for that: each sort has threads of its own
     hosts : this machine's addresses in the network; empty: it serves this machine only
 
+    workers : its threads, of which others may have lanes, too
+
     Raises OSError, ParioError if the system refuses a socket or a thread.
     """
 
@@ -410,8 +412,8 @@ class AnsweringServer(Server[Guest]):
         sorts: Mapping[int, int] | None = None,
     ) -> None:
         self._secret, self._answer, self._limit_s = secret, answer, limit_s
-        workers = Workers("pario-serve", 0)  # what is patient waits for what is not
-        self._lanes = [workers.lane(n) for n in (threads, threads, max(threads, _PATIENT_THREADS))]
+        self.workers = Workers("pario-serve", 0)  # what is patient waits for what is not
+        self._lanes = [self.workers.lane(n) for n in (threads, threads, max(threads, _PATIENT_THREADS))]
         self._sorts = dict(sorts or {})
         local, port = f"pario-{secrets.token_hex(16)}", 0
         whose = "pario's server for other ranks"
