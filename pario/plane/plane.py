@@ -12,7 +12,7 @@ import os
 import socket
 import stat
 import time
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -48,10 +48,10 @@ class Speaker(Guest):
 
     asks : for the state only, and when it may again: `asks_at`
     second, messages : when the present second began, and how many messages came in it
-    member : of a process
+    member : of a process, while it is in the book; bye : it has said that it ends
     """
 
-    asks = False
+    asks = bye = False
     asks_at = second = -math.inf
     messages = 0
     member: Member | None = None
@@ -102,16 +102,12 @@ class Plane(Server[Speaker]):
         self._inode = os.stat(address.path).st_ino if address.path else 0
         self.cycles, self.cycle_s = 0, 0.0
         self.by_row: dict[int, Speaker] = {}
-        self._visitors: defaultdict[str, dict[Speaker, None]] = defaultdict(dict)  # who have not joined, by user
 
     def state(self) -> dict[str, Any]:
         """For `plane status`: jobs (see `Book.state`), capacity, lease_s, uptime_s, connections, cycle_s."""
         now, rules = self._clock(), self.rules
-        return {
-            **{"jobs": self.book.state(now), "capacity": list(rules.capacity)},
-            **{"lease_s": rules.lease_s, "uptime_s": now - self._started},
-            **{"connections": len(self.links), "cycle_s": self.cycle_s},
-        }
+        state = {"jobs": self.book.state(now), "capacity": list(rules.capacity), "lease_s": rules.lease_s}
+        return {**state, "uptime_s": now - self._started, "connections": len(self.links), "cycle_s": self.cycle_s}
 
     def _go_by(self, rules: Rules) -> None:
         self.rules, self.most_bytes = rules, rules.limits.line_bytes
@@ -186,14 +182,12 @@ class Plane(Server[Speaker]):
 
     # -- who is connected ----------------------------------------------------------------------------------------------
 
-    def welcome(self, link: Speaker) -> None:
-        self._visitors[link.user][link] = None
-
     def _drop_idle(self) -> bool:
         """Anyone who has not joined keeps no job out: of the user who has most such connections the oldest one ends."""
-        most = max(self._visitors.values(), key=len, default=None)
+        visitors = [link for link in self.links if link.proven and link.member is None]
+        most = Counter(link.user for link in visitors).most_common(1)
         if most:
-            self.drop(next(iter(most)))
+            self.drop(next(link for link in visitors if link.user == most[0][0]))
         return bool(most)
 
     def secret_of(self, user: str) -> bytes | None:
@@ -208,16 +202,15 @@ class Plane(Server[Speaker]):
             if link.waiting or now < link.asks_at:
                 raise WireError("too many messages")
             link.asks, link.asks_at = True, now + _ASK_S
-            asking = [each for each in self._visitors[link.user] if each.asks]
+            asking = [each for each in self.links if each.asks and each.user == link.user]
             for each in asking[:-_MOST_ASK]:
                 self.drop(each)
             self.put(link, Word.WORDS, packed({"status": self.state()}))
         elif link.member is None:
             text_of({"user": link.user}, "user")
             self._join(link, words, now)
-            self._visitors[link.user].pop(link, None)
         elif "bye" in words:
-            self._leave(link, now, bye=True)
+            link.bye = True
             self.drop(link)
         else:
             self.book.report(link.member, report_of(words), now)
@@ -238,15 +231,10 @@ class Plane(Server[Speaker]):
         self.put(link, Word.WORDS, packed(self.book.grant(member).words()))
 
     def forget(self, link: Speaker) -> None:
-        self._visitors[link.user].pop(link, None)
-        self._leave(link, self._clock(), bye=False)
-
-    def _leave(self, link: Speaker, now: float, *, bye: bool) -> None:
-        """Its process has left the book, if it was in it."""
         member, link.member = link.member, None
         if member is not None:
             del self.by_row[member.row]
-            self.book.leave(member, now, bye=bye)
+            self.book.leave(member, self._clock(), bye=link.bye)
 
 
 def listen(address: PlaneAddress) -> socket.socket:
