@@ -13,7 +13,7 @@ import secrets
 import select
 import threading
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 
 from pario.errors import ParioError
 from pario.plane.bucket import BURST_S, BYTES, UNLIMITED, Bucket, Rates, rates_words
@@ -60,7 +60,6 @@ class Agent:
         self._thread: threading.Thread | None = None
         self._member = secrets.token_bytes(16)
         self._born = time.monotonic()
-        self._session: Session | None = None
         self._grant: Grant | None = None
         self._until = 0.0  # of the lease
         self._reported = 0.0
@@ -132,9 +131,7 @@ class Agent:
 
     def forget(self) -> None:
         """In a process that was forked: the connection belongs to its parent."""
-        for each in (self._bell, self._session):
-            if each is not None:
-                each.close()
+        self._bell.close()
         self._renew(self.bucket.rates)
 
     # -- the thread ----------------------------------------------------------------------------------------------------
@@ -142,25 +139,19 @@ class Agent:
     def _run(self, who: Who) -> None:
         pause_s = _PAUSE_S
         while not self._over:
-            joined = False
             try:
-                self._session = self._join(who)
-                joined, pause_s = True, _PAUSE_S
-                self._talk(self._session)
+                with closing(self._join(who)) as session:
+                    pause_s = _PAUSE_S
+                    self._talk(session)
             except TurnedAwayError as e:
                 self._say(logging.ERROR, f"the control plane at {self._address} refuses this job: {e}")
                 pause_s = _REFUSED_S
             except OSError as e:
-                why = f"{type(e).__name__}" if not str(e) else str(e)
+                why = str(e) or type(e).__name__
                 self._say(logging.WARNING, f"the control plane at {self._address} does not answer: {why}")
-            finally:
-                if self._session is not None:
-                    self._session.close()
-                    self._session = None
             # All jobs lose a plane in the same moment; they must not come back in the same moment.
             self._rest(pause_s * random.uniform(0.5, 1.0))
-            if not joined and pause_s < _MOST_PAUSE_S:
-                pause_s = min(2 * pause_s, _MOST_PAUSE_S)
+            pause_s = max(pause_s, min(2 * pause_s, _MOST_PAUSE_S))
         self._bell.close()
 
     def _join(self, who: Who) -> Session:
@@ -211,10 +202,10 @@ class Agent:
         now = time.monotonic()
         over, *held_up = self.bucket.hold_ups()
         used = list(self.bucket.used)
-        demand: list[float | None] = []
-        for k in (0, 1):
-            rate = (used[k] - self._used[k]) / max(over, 1e-3)
-            demand.append(None if held_up[k] > _HELD_UP * over else _ROOM * rate)
+        demand = [
+            None if waited > _HELD_UP * over else _ROOM * (new - old) / max(over, 1e-3)
+            for waited, new, old in zip(held_up, used, self._used, strict=True)
+        ]
         self._used, self._reported = used, now
         self._is_hungry = None in demand
         session.send({"at": now - self._born, "used": used, "demand": demand})
