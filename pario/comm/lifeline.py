@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
 import resource
 import secrets
 import socket
@@ -63,7 +62,6 @@ class Lifeline:
         star = Star(link, number, len(self._ranks), self._hub)
         star.say(Say.HERE, SEAT.pack(number, len(self._ranks)))
         atexit.register(star.leave)
-        os.register_at_fork(after_in_child=star.forget)
         self._star = star
 
     def gone(self) -> int | None:

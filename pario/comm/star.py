@@ -32,6 +32,7 @@ from pario.comm.launcher import Announced, own_addresses
 from pario.comm.messages import wait_politely
 from pario.errors import DeadRankError, LauncherError, PeerError
 from pario.machine import boot
+from pario.threads import in_child
 from pario.wire.client import Address, reached
 from pario.wire.frames import Link
 
@@ -261,6 +262,7 @@ class Star:
         self._why = ""
         self._over = False
         self._lock = threading.RLock()
+        in_child(self.forget)
 
     @property
     def lifeline(self) -> Star:
@@ -401,7 +403,6 @@ def join(job: Announced, doing: str) -> Star:
             with roll_call(wait, doing):
                 _star = _met(job, wait)
             atexit.register(_star.leave)
-            os.register_at_fork(after_in_child=_star.forget)
         return _star
 
 

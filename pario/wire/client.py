@@ -63,7 +63,8 @@ class Client:
             self._used.add(link)
         request = Request(self, link, self._limit_s)
         try:
-            self._check_open()
+            if self._closed:
+                raise OSError("the connections to another node are closed")
             send(link, kind, (Part(np.frombuffer(body, np.uint8)),))
         except BaseException:
             request.close()
@@ -83,13 +84,8 @@ class Client:
                 raise WireError("an answer was damaged on its way")
         return kind, answer
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise OSError("the connections to another node are closed")
-
     def _quiet(self) -> Link | None:
-        """An idle connection that the server has not closed. Raises OSError after `close`."""
-        self._check_open()
+        """An idle connection that the server has not closed."""
         with suppress(IndexError):
             while True:
                 link = self._idle.pop()
@@ -203,8 +199,8 @@ def reached(
         family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
         link, until = Link(socket.socket(family, socket.SOCK_STREAM), most_bytes), time.monotonic() + _CONNECT_S
         try:
-            link.sock.settimeout(_CONNECT_S)
-            _connect(link.sock, address)
+            tune(link.sock, _CONNECT_S)  # also for a Unix socket at which too many stand in line
+            link.sock.connect(address)
             if peer_uid(link.sock) not in (None, os.geteuid()):
                 raise OSError("another user's process has the address of another node")
             link.greet("", secret, until, name=where.local.encode(), trusts_system=trusts_system)
@@ -212,24 +208,11 @@ def reached(
             return link
         except OSError as e:  # another container of this machine; a network that does not lead there
             link.sock.close()
-            error = e
+            error = TimeoutError("there is no connection in time") if isinstance(e, BlockingIOError) else e
         except BaseException:
             link.sock.close()
             raise
     raise error
-
-
-def _connect(sock: socket.socket, address: str | tuple[str, int]) -> None:
-    """Raises OSError."""
-    end = time.monotonic() + _CONNECT_S
-    while True:
-        try:
-            sock.connect(address)
-            return
-        except BlockingIOError:  # a Unix socket at which too many stand in line
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.005)
 
 
 def _end(sock: socket.socket) -> None:
