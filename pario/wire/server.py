@@ -20,6 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from types import MethodType
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from pario.errors import ParioError
@@ -152,7 +153,7 @@ class Server(ABC, Generic[G]):
         self._ready: dict[int, Callable[[int], None]] = {}  # what to do if something comes, by descriptor
         self._bell = Bell()
         self.watch(self._bell.fileno(), lambda what: self._bell.silence())
-        in_child(self.forget_parent)
+        in_child(MethodType(Server.close, self))  # the connections are its parent's
 
     def listen_at(self, listener: socket.socket) -> None:
         """One more socket that listens; it is closed with the server."""
@@ -356,10 +357,6 @@ class Server(ABC, Generic[G]):
             sock.close()
         self._poll.close()
         self._bell.close()
-
-    def forget_parent(self) -> None:
-        """In a process that was forked: its parent goes on."""
-        Server.close(self)
 
 
 class _StrangerError(WireError):
