@@ -138,9 +138,13 @@ class Agent:
 
     def _run(self, who: Who) -> None:
         pause_s = _PAUSE_S
+        words = {"do": "join", "member": self._member.hex(), "job": who.job, "name": who.name, "node": who.node}
         while not self._over:
+            now = time.monotonic()
             try:
-                with closing(self._join(who)) as session:
+                with closing(Session(self._address, who, words, _MOST_MESSAGE)) as session:
+                    self._take(grant_of(session.first), now)
+                    self._say(logging.INFO, f"the control plane at {self._address} has job {who.name!r} of {who.user}")
                     pause_s = _PAUSE_S
                     self._talk(session)
             except TurnedAwayError as e:
@@ -153,18 +157,6 @@ class Agent:
             self._rest(pause_s * random.uniform(0.5, 1.0))
             pause_s = max(pause_s, min(2 * pause_s, _MOST_PAUSE_S))
         self._bell.close()
-
-    def _join(self, who: Who) -> Session:
-        now = time.monotonic()
-        words = {"do": "join", "member": self._member.hex(), "job": who.job, "name": who.name, "node": who.node}
-        session = Session(self._address, who, words, _MOST_MESSAGE)
-        try:
-            self._take(grant_of(session.first), now)
-        except BaseException:
-            session.close()
-            raise
-        self._say(logging.INFO, f"the control plane at {self._address} has job {who.name!r} of {who.user}")
-        return session
 
     def _take(self, grant: Grant, asked_at: float) -> None:
         """The plane counts a lease from when it hears of us, which is not before `asked_at`."""

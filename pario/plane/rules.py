@@ -5,12 +5,12 @@ Secrets stand in files of their own, one per user, that nobody else can read.
 
 from __future__ import annotations
 
-import fnmatch
 import os
 import re
 import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
@@ -62,9 +62,6 @@ class JobRule:
     most: Rates = (None, None)
     safe: Rates = (None, None)
 
-    def fits(self, name: str, user: str) -> bool:
-        return fnmatch.fnmatchcase(name, self.name) and fnmatch.fnmatchcase(user, self.user)
-
 
 @dataclass(frozen=True)
 class Rules:
@@ -84,7 +81,8 @@ class Rules:
 
     def rule_of(self, name: str, user: str) -> JobRule:
         """The first one that fits."""
-        return next((rule for rule in self.jobs if rule.fits(name, user)), JobRule())
+        fitting = (each for each in self.jobs if fnmatchcase(name, each.name) and fnmatchcase(user, each.user))
+        return next(fitting, JobRule())
 
 
 def read_rules(path: str) -> Rules:

@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
+import io
+import os
 import pwd
-import socket
+import sys
 from contextlib import suppress
+
+#: what an eventfd takes
+_ONCE = (1).to_bytes(8, sys.byteorder)
 
 
 class Bell:
     """Wakes a thread that waits for sockets. Any thread may ring, and a signal's handler."""
 
     def __init__(self) -> None:
-        self._here, self._rope = socket.socketpair()
-        for each in (self._here, self._rope):
-            each.setblocking(False)
+        self._file = io.FileIO(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC), "r+")
 
     def fileno(self) -> int:
         """To be waited for."""
-        return self._here.fileno()
+        return self._file.fileno()
 
     def ring(self) -> None:
-        with suppress(OSError):  # full: it has rung already; closed: nobody waits
-            self._rope.send(b".")
+        with suppress(ValueError):  # closed: nobody waits
+            self._file.write(_ONCE)
 
     def silence(self) -> None:
-        with suppress(BlockingIOError):
-            self._here.recv(4096)
+        self._file.read(len(_ONCE))
 
     def close(self) -> None:
-        self._here.close()
-        self._rope.close()
+        self._file.close()
 
 
 def user_names(uid: int) -> tuple[str, ...]:
