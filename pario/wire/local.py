@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
-import io
-import os
 import pwd
-import sys
+import socket
 from contextlib import suppress
-
-#: what an eventfd takes
-_ONCE = (1).to_bytes(8, sys.byteorder)
 
 
 class Bell:
     """Wakes a thread that waits for sockets. Any thread may ring, and a signal's handler."""
 
     def __init__(self) -> None:
-        self._file = io.FileIO(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC), "r+")
+        self._here, self._rope = socket.socketpair()
+        for each in (self._here, self._rope):
+            each.setblocking(False)
 
     def fileno(self) -> int:
         """To be waited for."""
-        return self._file.fileno()
+        return self._here.fileno()
 
     def ring(self) -> None:
-        with suppress(ValueError):  # closed: nobody waits
-            self._file.write(_ONCE)
+        with suppress(OSError):  # full: it has rung already; closed: nobody waits
+            self._rope.send(b".")
 
     def silence(self) -> None:
-        self._file.read(len(_ONCE))
+        with suppress(BlockingIOError):
+            self._here.recv(4096)
 
     def close(self) -> None:
-        self._file.close()
+        self._here.close()
+        self._rope.close()
 
 
 def user_names(uid: int) -> tuple[str, ...]:
