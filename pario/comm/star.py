@@ -259,8 +259,7 @@ class Star:
         self._meetings: dict[bytes, Meeting] = {}
         self._ended: dict[int, float] = {}  # since when this one knows it
         self._gone: int | None = None
-        self._why = ""
-        self._over = False
+        self._why, self._over = "", False
         self._lock = threading.RLock()
         in_child(self.forget)
 
