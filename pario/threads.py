@@ -101,6 +101,7 @@ def _end_all() -> None:
         alive[0].join(0.05)
     _over = True
     _stops.clear()  # weak references that call back later find a module weakref that is gone
+    _in_child.clear()
 
 
 _in_child: set[weakref.WeakMethod[Any]] = set()
@@ -108,7 +109,8 @@ _in_child: set[weakref.WeakMethod[Any]] = set()
 
 def in_child(forget: Callable[[], object]) -> None:
     """In every process that is forked from this one, call this bound method, if its object still lives."""
-    _in_child.add(weakref.WeakMethod(forget, _in_child.discard))
+    if not _over:
+        _in_child.add(weakref.WeakMethod(forget, _in_child.discard))
 
 
 def _forked() -> None:

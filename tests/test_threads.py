@@ -100,6 +100,29 @@ def test_fewer_threads_do_the_work(granted, caplog) -> None:
     assert workers.end()
 
 
+FORKS = """
+import os
+from pario.threads import in_child
+
+class Kept:
+    def forget(self): print("forgotten", flush=True)
+
+kept, gone = Kept(), Kept()
+in_child(kept.forget)
+in_child(gone.forget)
+del gone
+if (child := os.fork()) == 0:
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+
+
+def test_what_a_fork_forgets() -> None:
+    """What lives, once; and the script's end, when objects go that are still registered, says nothing."""
+    done = subprocess.run([sys.executable, "-c", FORKS], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "forgotten\n", "")
+
+
 def test_lanes_share_threads_and_wait_for_each_other() -> None:
     workers = Workers("test", 0)
     saves, writes, done = workers.lane(1), workers.lane(2), []
