@@ -27,19 +27,16 @@ from pario.comm import futex
 from pario.comm.base import AnyWorld
 from pario.comm.memory import shared_parts
 from pario.errors import CheckpointError, OptionError, ReadError
-from pario.threads import Workers, lanes
 
 __all__ = [
     "ALIKE", "TAKEN", "Attempt", "Board", "Budget", "FastTier", "Handle", "Limits", "Places", "Tier", "Tiers", "apart",
-    "check_options", "checkpoint_threads", "step_error",
+    "check_options", "step_error",
 ]  # fmt: skip
 
 Tier = Literal["fast", "slow"]
 
 ALIKE = "All ranks must call the same methods in the same order"
 
-#: Threads of one rank that write: a block is checked while another one is written.
-_WRITE = 2
 #: Bytes of an error's text.
 _NOTE = 2048
 _PAUSE_S = 2e-3
@@ -52,12 +49,6 @@ TAKEN = -1
 _LAST, _LAST_STEPS = 5, 10
 #: A store that others use may be slower next time: that much longer than the longest is expected.
 _SPREAD = 1.5
-
-
-def checkpoint_threads() -> dict[str, Workers]:
-    """Of one Checkpointer. What saves waits for what writes blocks, and hands over to what drains and
-    to what copies for the partner; all others wait for nobody."""
-    return lanes("pario-checkpoint", save=1, write=_WRITE, drain=1, partner=1)
 
 
 # -- on one rank -------------------------------------------------------------------------------------------------------

@@ -27,7 +27,6 @@ from pario.checkpoint.attempts import (
     Tiers,
     apart,
     check_options,
-    checkpoint_threads,
     step_error,
 )
 from pario.checkpoint.finding import Finder
@@ -48,7 +47,7 @@ from pario.errors import CheckpointError, ClosedError, OptionError, PeerError
 from pario.notebook import shown
 from pario.plane.bucket import Bucket
 from pario.plane.joining import store_agent
-from pario.threads import at_end
+from pario.threads import Workers, at_end
 
 __all__ = ["Checkpointer", "Handle"]
 
@@ -174,9 +173,9 @@ class Checkpointer:
         self._ask_plane = ask_plane
         fast = None if self.fast is None else FastTier(self.fast, self.slow, self._partners and world.nodes > 1)
         tiers = Tiers(self.slow, fast, full, self._timeout_s, self._keep, take)
-        threads = checkpoint_threads()
-        self._drain = DrainThread(places, tiers, self._board, threads["drain"])
-        self._partner = open_partner(world, places, tiers, self._board, threads["partner"]) if self._partners else None
+        threads = Workers("pario-checkpoint", 0)
+        self._drain = DrainThread(places, tiers, self._board, threads)
+        self._partner = open_partner(world, places, tiers, self._board, threads) if self._partners else None
         if self._partner is not None:
             self._stack.callback(self._partner.end)
 
