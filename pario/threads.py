@@ -18,6 +18,7 @@ import resource
 import threading
 import time
 import weakref
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -100,20 +101,74 @@ def _end_all() -> None:
         alive[0].join(0.05)
     _over = True
     _stops.clear()  # weak references that call back later find a module weakref that is gone
+    _in_child.clear()
+
+
+_in_child: set[weakref.WeakMethod[Any]] = set()
+
+
+def in_child(forget: Callable[[], object]) -> None:
+    """In every process that is forked from this one, call this bound method, if its object still lives."""
+    if not _over:
+        _in_child.add(weakref.WeakMethod(forget, _in_child.discard))
 
 
 def _forked() -> None:
     """The threads, and what they work for, belong to the parent."""
     _started.clear()
     _stops.clear()
+    for each in list(_in_child):
+        if (forget := each()) is not None:
+            forget()
 
 
 os.register_at_fork(after_in_child=_forked)
 
 
-class Workers:
+class AnyWorkers(ABC):
+    """Runs units of work in threads: `Workers`, or one `Lane` of them."""
+
+    _cancelled = False
+
+    @abstractmethod
+    def put(self, unit: Unit, /) -> bool:
+        """Let a thread run this unit; False after `end`. A unit must not raise.
+
+        Raises ParioError if not even one thread can be started.
+        """
+
+    @abstractmethod
+    def end(self, limit_s: float = math.inf, cancel: bool = False) -> bool:
+        """Accept no more work, let the threads finish what is queued, and end them. Idempotent.
+
+        cancel : cancel calls that have not started
+        Returns whether the threads ended within `limit_s` seconds.
+        """
+
+    def call(self, function: Callable[..., Any], *arguments: Any, **more: Any) -> Future[Any]:
+        """Call function(*arguments, **more) in a thread. After `end` the future is cancelled."""
+        future: Future[Any] = Future()
+
+        def run() -> None:
+            if self._cancelled:
+                future.cancel()
+            if future.set_running_or_notify_cancel():
+                try:
+                    result = function(*arguments, **more)
+                except BaseException as e:
+                    future.set_exception(e)
+                else:
+                    future.set_result(result)
+
+        if not self.put(run):
+            future.cancel()
+            future.set_running_or_notify_cancel()
+        return future
+
+
+class Workers(AnyWorkers):
     """Up to `most` threads that take units of work from one queue; each starts when there is work for it. `resize`
-    changes their number.
+    changes their number, and each `lane` adds to it.
 
     If the system refuses another thread, fewer do the work, and a warning says so once per process.
 
@@ -132,6 +187,7 @@ class Workers:
         self._name = name
         self._computes = computes
         self._most = most
+        self._lanes = 0
         self._granted: int | None = None
         self._queue: queue.SimpleQueue[Unit | None] = queue.SimpleQueue()
         self._urgent: deque[Unit] = deque()
@@ -139,7 +195,6 @@ class Workers:
         self._threads: list[threading.Thread] = []
         self._under_way = 0  # units queued or running
         self._ended = False
-        self._cancelled = False
 
     def put(self, *units: Unit, urgent: bool = False) -> bool:
         """Let threads run these units; False after `end`. A unit must not raise.
@@ -170,6 +225,19 @@ class Workers:
             unit()
         return True
 
+    def lane(self, most: int) -> Lane:
+        """`most` more threads, so that units of one sort never wait for those of others. The threads end with the last
+        lane."""
+        self._most += most
+        self._lanes += 1
+        return Lane(self, most)
+
+    def left(self) -> None:
+        """`Lane` calls this at its end."""
+        self._lanes -= 1
+        if not self._lanes:
+            self.end(0)
+
     def resize(self, most: int) -> None:
         """From now on up to `most` threads. Surplus ones end when they have done the unit that they are at."""
         with self._lock:
@@ -183,32 +251,7 @@ class Workers:
             with suppress(ParioError):  # those that are there do the work
                 self._grow()
 
-    def call(self, function: Callable[..., Any], *arguments: Any, **more: Any) -> Future[Any]:
-        """Call function(*arguments, **more) in a thread. After `end` the future is cancelled."""
-        future: Future[Any] = Future()
-
-        def run() -> None:
-            if self._cancelled:
-                future.cancel()
-            if future.set_running_or_notify_cancel():
-                try:
-                    result = function(*arguments, **more)
-                except BaseException as e:
-                    future.set_exception(e)
-                else:
-                    future.set_result(result)
-
-        if not self.put(run):
-            future.cancel()
-            future.set_running_or_notify_cancel()
-        return future
-
     def end(self, limit_s: float = math.inf, cancel: bool = False) -> bool:
-        """Accept no more work, let the threads finish what is queued, and end them. Idempotent.
-
-        cancel : cancel calls that have not started
-        Returns whether the threads ended within `limit_s` seconds.
-        """
         with self._lock:
             if not self._ended:
                 self._queue.put(None)
@@ -221,11 +264,6 @@ class Workers:
                 continue
             thread.join(max(0.0, min(end - time.monotonic(), threading.TIMEOUT_MAX)))
         return not any(thread.is_alive() for thread in threads)
-
-    @property
-    def load(self) -> int:
-        """Units that are queued or running."""
-        return self._under_way
 
     @property
     def granted(self) -> int | None:
@@ -244,7 +282,7 @@ class Workers:
             try:
                 self._threads.append(start_thread(name, self._work, stop=functools.partial(self.end, 0, True)))
             except ParioError as e:
-                if not self._threads:
+                if not self._threads or self._lanes:  # one lane may wait for another one
                     raise
                 _warn(f"{len(self._threads)} of {self._most} threads named {self._name} do the work: {e}")
                 self._most = self._granted = len(self._threads)
@@ -269,10 +307,65 @@ class Workers:
                 self._urgent.popleft()()
 
 
-def lanes(name: str, **most: int) -> dict[str, Workers]:
-    """Pools beside each other, of one owner: lane -> that number of threads at most, named "NAME-LANE-0": `py-spy dump`
-    tells what each is for. A unit of one lane may wait for those of another one, which has threads of its own."""
-    return {lane: Workers(f"{name}-{lane}", n) for lane, n in most.items()}
+class Lane(AnyWorkers):
+    """At most `most` of a pool's threads, for units of one sort, which may wait for those of another lane.
+
+    load : units that are queued or running
+    """
+
+    def __init__(self, pool: Workers, most: int) -> None:
+        self._pool, self._most = pool, most
+        self._free = threading.Condition()  # on a lock that may be taken twice: see `Workers`
+        self._units: deque[Unit] = deque()
+        self._busy = 0  # threads
+        self._ended = False
+
+    @property
+    def load(self) -> int:
+        return self._busy + len(self._units)
+
+    def put(self, unit: Unit, /) -> bool:
+        with self._free:
+            if self._ended:
+                return False
+            self._units.append(unit)
+            if self._busy == self._most:
+                return True
+            self._busy += 1
+            started = False
+            try:
+                started = self._pool.put(self._run)
+            except ParioError as e:
+                if self._busy == 1:
+                    raise
+                _warn(f"fewer threads do the work: {e}")
+            finally:
+                if not started:
+                    self._busy -= 1
+                    if not self._busy:
+                        self._units.pop()
+            return started or self._busy > 0
+
+    def _run(self) -> None:
+        while True:
+            with self._free:
+                if not self._units:
+                    self._busy -= 1
+                    self._free.notify_all()
+                    return
+                unit = self._units.popleft()
+                self._cancelled = self._cancelled or self._pool._cancelled
+            unit()
+            del unit  # it refers to its submitter
+
+    def end(self, limit_s: float = math.inf, cancel: bool = False) -> bool:
+        with self._free:
+            first, self._ended = not self._ended, True
+            self._cancelled = self._cancelled or cancel
+            idle = self._free.wait_for(lambda: not self._busy, min(limit_s, threading.TIMEOUT_MAX))
+        if first:
+            self._pool.left()
+        return idle
 
 
 def _nothing() -> None:

@@ -10,7 +10,7 @@ import pytest
 from cold_file import why_not_cold
 from datasets import Made
 
-from pario.bench.dataset import PHASES, DatasetBench, Workload, cached_share, page_bytes
+from pario.bench.dataset import PHASES, DatasetBench, cached_share, page_bytes
 from pario.decode.datum import Datum
 from pario.errors import MissingError
 from pario.options import Options
@@ -19,9 +19,9 @@ from pario.options import Options
 @pytest.mark.full
 def test_epochs_of_a_workload(caffe_datum: Made) -> None:
     n = len(caffe_datum.truth)
-    workload = Workload(batch_size=n // 10 + 1, shuffle="block", decoder=Datum(), epochs=2, options=Options(inflight=2))
+    how = {"shuffle": "block", "decoder": Datum(), "options": Options(inflight=2)}
     batches: list[int] = []
-    with DatasetBench(caffe_datum.path, workload) as bench:
+    with DatasetBench(caffe_datum.path, n // 10 + 1, **how) as bench:
         assert bench.batches == 10
         epochs = [bench.epoch(lambda: batches.append(1)) for _ in range(2)]
         report = bench.report()
@@ -36,13 +36,13 @@ def test_epochs_of_a_workload(caffe_datum: Made) -> None:
 
 
 def test_a_training_step_takes_its_time(caffe_datum: Made) -> None:
-    with DatasetBench(caffe_datum.path, Workload(batch_size=len(caffe_datum.truth), step_ms=30.0)) as bench:
+    with DatasetBench(caffe_datum.path, len(caffe_datum.truth), step_ms=30.0) as bench:
         assert bench.epoch(lambda: None).seconds >= 0.03
 
 
 def test_what_is_missing_is_said_by_the_loader(tmp_path: Path) -> None:
     with pytest.raises(MissingError):
-        DatasetBench(str(tmp_path / "nothing"), Workload(cold=True))
+        DatasetBench(str(tmp_path / "nothing"), 64, cold=True)
 
 
 @pytest.mark.parametrize("cold", [True, False])
@@ -54,7 +54,7 @@ def test_a_cold_run_begins_without_the_page_cache(tmp_path: Path, cold: bool) ->
     if why := why_not_cold(str(file)):
         pytest.skip(why)
     file.write_bytes(file.read_bytes())  # waits to be written, too
-    with DatasetBench(str(tmp_path), Workload(cold=cold)) as bench:
+    with DatasetBench(str(tmp_path), 64, cold=cold) as bench:
         bench.epoch(lambda: None)
         share = bench.result(bench.report())["cached_before"]
     if share is None:

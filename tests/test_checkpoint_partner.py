@@ -40,7 +40,7 @@ def test_only_what_is_offered_is_sent(tmp_path: Path) -> None:
         try:
             return request.head()[0]
         finally:
-            request.drop()
+            request.close()
 
     try:
         which = _WHICH.pack(3, name.id.encode())

@@ -28,7 +28,8 @@ from pario.comm.hub import Hub, Say
 from pario.comm.launcher import announced, job_name, launched_rank, own_addresses, rank_and_size
 from pario.comm.messages import wait_politely
 from pario.errors import LauncherError, PeerError
-from pario.wire.client import Address, machine_id, reached
+from pario.machine import boot
+from pario.wire.client import Address, reached
 from pario.wire.frames import Link
 
 ROOT, HERE = Path(__file__).parents[1], Path(__file__).parent
@@ -243,7 +244,7 @@ MEETS = """
 import os, sys
 import pario.comm.star as star, pario.errors
 if sys.argv[1] == "far":
-    star.machine_id = lambda: f"another machine {os.environ['RANK']}"  # no rank is on that of rank 0
+    star.boot = lambda: f"another machine {os.environ['RANK']}"  # no rank is on that of rank 0
 star._COME_S = float(sys.argv[2])
 from pario.comm.world import get_world
 try:
@@ -381,7 +382,7 @@ def test_what_no_rank_says_is_refused() -> None:
     name, pace, began = f"pario-test-{os.getpid()}", Pace(), time.monotonic()
     hub = Hub(name, 2, b"s" * 32)
     try:
-        here = Address(machine_id(), name, (), 0)
+        here = Address(boot(), name, (), 0)
         there = Address("", name, ("127.0.0.1",), hub.port)
         with pytest.raises(OSError, match="secret"):
             reached(there, b"t" * 32, 5.0)
@@ -412,7 +413,7 @@ def test_ranks_at_different_places_hear_of_it() -> None:
     name, pace, began = f"pario-test-apart-{os.getpid()}", Pace(), time.monotonic()
     hub = Hub(name, 2, None)
     try:
-        here = Address(machine_id(), name, (), 0)
+        here = Address(boot(), name, (), 0)
         ranks = [come(reached(here, None, 5.0, trusts_system=True), rank, b"node") for rank in (0, 1)]
         one = ranks[0].COMM_WORLD.Ibarrier()
         other = ranks[1].COMM_WORLD.Ibcast(np.zeros(3), root=0)

@@ -25,11 +25,12 @@ from pario.dataset import host as host_module
 from pario.dataset.host import Host
 from pario.errors import OptionError, ParioError, ReadError
 from pario.fetch.file import FileFetcher
+from pario.machine import boot
 from pario.tiers import asking, service
 from pario.tiers.asking import LOCK, WHERE, packed, read_servers, unpacked, written
 from pario.tiers.disk_files import is_used
 from pario.tiers.peers import OPEN, ROOM, Servers
-from pario.wire.client import Address, Client, machine_id
+from pario.wire.client import Address, Client
 
 N = 1500
 MiB = 1 << 20
@@ -452,7 +453,7 @@ def test_a_service_that_does_not_come_is_waited_for_once(
 
 
 def test_what_is_written_is_read() -> None:
-    servers = Servers(1, [Address("m", "l", ("h",), 5), Address(machine_id(), "k", (), 0)], b"s" * 32)
+    servers = Servers(1, [Address("m", "l", ("h",), 5), Address(boot(), "k", (), 0)], b"s" * 32)
     assert read_servers(written(servers)) == servers
     with pytest.raises(ValueError, match="another machine"):
         read_servers(written(servers._replace(node=0)))

@@ -134,7 +134,7 @@ MOST_LINES = 46_331
 MOST_BENCHMARK_LINES = 14_000
 LOADERS_FILES, LOADERS_LINES = 102, 13_370
 #: options; sources and ways that the default chooses from; kinds of threads; private names that tests patch
-MOST_OPTIONS, MOST_SOURCES, MOST_WAYS, MOST_THREAD_KINDS, MOST_PATCHES = 15, 2, 3, 25, 127
+MOST_OPTIONS, MOST_SOURCES, MOST_WAYS, MOST_THREAD_KINDS, MOST_PATCHES = 15, 2, 3, 20, 127
 
 #: rule 10: these say nothing
 NO_NAMES = {"place", "some"}
@@ -320,15 +320,11 @@ def test_the_ways_do_not_multiply() -> None:
     ]
     sources = [each.name for each in bases if any(isinstance(b, ast.Name) and b.id == "Source" for b in each.bases)]
     calls = [each for file in core for each in ast.walk(file.tree) if isinstance(each, ast.Call)]
-    starts = ("start_thread", "Workers", "lanes")
+    starts = ("start_thread", "Workers")
     threads = [each for each in calls if isinstance(each.func, ast.Name) and each.func.id in starts]
-    inner = HOUSE.files["threads.py"]  # where pools start their threads, and `lanes` makes pools: no kinds of their own
+    inner = HOUSE.files["threads.py"]  # where pools start their threads: no kinds of their own
     threads = [each for each in threads if each not in inner.nodes or isinstance(each.args[0], ast.Constant)]
-    named = []
-    for each in threads:
-        if isinstance(name := each.args[0], ast.Constant):
-            of_lanes = isinstance(each.func, ast.Name) and each.func.id == "lanes"
-            named += [f"{name.value}-{lane.arg}" for lane in each.keywords if lane.arg] if of_lanes else [name.value]
+    named = [each.args[0].value for each in threads if isinstance(each.args[0], ast.Constant)]
     patched = re.compile(r"setattr\(.*[\"'.]_[a-z]", re.IGNORECASE)
     patches = [
         line
@@ -340,7 +336,7 @@ def test_the_ways_do_not_multiply() -> None:
     assert len(sources) <= MOST_SOURCES, sources
     assert len(Way) <= MOST_WAYS
     unnamed = [each for each in threads if not isinstance(each.args[0], ast.Constant)]
-    assert len(named) + len(unnamed) <= MOST_THREAD_KINDS, named  # a lane has threads of its own
+    assert len(named) + len(unnamed) <= MOST_THREAD_KINDS, named
     assert len(named) == len(set(named)), "two kinds of threads with one name"
     assert len(patches) <= MOST_PATCHES
 

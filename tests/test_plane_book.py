@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 
@@ -37,9 +38,9 @@ class World:
         """One cycle: each uses what it wants and may, and reports like an agent, or claims something else."""
         self.now += STEP_S
         for member, want in wants.items():
-            rate = min(want, member.rates[0])
+            rate = min(want, self.of(member).rates[0])
             self.used[member] += rate * STEP_S
-            claim = None if want > member.rates[0] else 1.25 * rate
+            claim = None if want > self.of(member).rates[0] else 1.25 * rate
             if claims is not None and member in claims:
                 claim = claims[member]
             self.book.report(member, Report(self.now, (self.used[member], 0.0), (claim, None)), self.now)
@@ -49,33 +50,37 @@ class World:
         for _ in range(round(seconds / STEP_S)):
             self.step(wants, **more)
 
+    def of(self, member: Member) -> SimpleNamespace:
+        """What the table has of it."""
+        table = self.book.table
+        return SimpleNamespace(**{name: getattr(table, name)[member.row] for name in ("rates", "safe", "now")})
 
-def rates(*members: Member) -> list[float]:
-    return [round(member.rates[0] / 1e6, 1) for member in members]
+    def rates(self, *members: Member) -> list[float]:
+        return [round(self.of(member).rates[0] / 1e6, 1) for member in members]
 
 
 def test_guarantees_when_all_want_more() -> None:
     world = World()
     members = [world.join(name) for name in GUARANTEES]
     world.steps(3, dict.fromkeys(members, 1e9))
-    assert rates(*members) == [15, 20, 30, 35]
+    assert world.rates(*members) == [15, 20, 30, 35]
     # and nobody is limited where the store is not
-    assert all(math.isinf(member.rates[1]) for member in members)
+    assert all(math.isinf(world.of(member).rates[1]) for member in members)
 
 
 def test_leftovers_are_given_on_and_taken_back() -> None:
     world = World()
     a, d = world.join("a"), world.join("d")
     world.steps(3, {a: 1e9, d: 1e9})
-    assert rates(a, d) == [40, 60]
+    assert world.rates(a, d) == [40, 60]
     world.steps(5, {a: 1e9, d: 1e6})  # d computes
-    assert rates(a)[0] >= 90
-    assert rates(d)[0] >= 35, "its guarantee waits for it"
+    assert world.rates(a)[0] >= 90
+    assert world.rates(d)[0] >= 35, "its guarantee waits for it"
     world.step({a: 1e9, d: 1e9})
     world.step({a: 1e9, d: 1e9})
-    assert rates(d)[0] >= 35
+    assert world.rates(d)[0] >= 35
     world.steps(2, {a: 1e9, d: 1e9})
-    assert rates(a, d) == [40, 60]
+    assert world.rates(a, d) == [40, 60]
 
 
 def test_no_more_is_granted_than_there_is_to_jobs_that_use_it() -> None:
@@ -85,8 +90,8 @@ def test_no_more_is_granted_than_there_is_to_jobs_that_use_it() -> None:
         wants = {m: (1e9 if (k + j) % 3 else 5e6) for j, m in enumerate(members)}
         world.step(wants)
         if k > 8:
-            using = [m for m in members if m.now[0] > 1e6]
-            assert sum(m.rates[0] for m in using) <= CAPACITY * (1 + 35 / 100) + 1
+            using = [m for m in members if world.of(m).now[0] > 1e6]
+            assert sum(world.of(m).rates[0] for m in using) <= CAPACITY * (1 + 35 / 100) + 1
 
 
 @pytest.mark.parametrize("claim", [None, 1e9, 1e18])
@@ -95,9 +100,9 @@ def test_a_job_that_lies_takes_little(claim: float | None) -> None:
     world = World()
     liar, honest = world.join("x"), world.join("y")
     world.steps(3, {liar: 0.0, honest: 1e9}, claims={liar: claim})
-    assert rates(honest)[0] >= 100 * (1 - 1 / 16) - 0.1
+    assert world.rates(honest)[0] >= 100 * (1 - 1 / 16) - 0.1
     world.steps(3, {liar: 1e9, honest: 1e9}, claims={liar: 1e18})
-    assert rates(liar, honest) == [50, 50]
+    assert world.rates(liar, honest) == [50, 50]
 
 
 def test_more_processes_gain_a_job_nothing() -> None:
@@ -105,8 +110,8 @@ def test_more_processes_gain_a_job_nothing() -> None:
     many = [world.join("x", k) for k in range(8)]
     one = world.join("y")
     world.steps(3, dict.fromkeys([*many, one], 1e9))
-    assert rates(one) == [50]
-    assert sum(member.rates[0] for member in many) == pytest.approx(50e6)
+    assert world.rates(one) == [50]
+    assert sum(world.of(member).rates[0] for member in many) == pytest.approx(50e6)
 
 
 def test_a_job_divides_its_share_by_what_its_processes_use() -> None:
@@ -114,13 +119,13 @@ def test_a_job_divides_its_share_by_what_its_processes_use() -> None:
     reader, idle = world.join("a", 0), world.join("a", 1)
     other = world.join("d")
     world.steps(4, {reader: 1e9, idle: 0.0, other: 1e9})
-    assert rates(other) == [60]
-    assert reader.rates[0] >= 0.85 * 40e6
-    assert idle.rates[0] >= 1e6, "it can begin at once"
+    assert world.rates(other) == [60]
+    assert world.of(reader).rates[0] >= 0.85 * 40e6
+    assert world.of(idle).rates[0] >= 1e6, "it can begin at once"
     world.steps(2, {reader: 0.0, idle: 1e9, other: 1e9})
-    assert idle.rates[0] >= 0.85 * 40e6 / 2
+    assert world.of(idle).rates[0] >= 0.85 * 40e6 / 2
     world.steps(3, {reader: 0.0, idle: 1e9, other: 1e9})
-    assert idle.rates[0] >= 0.85 * 40e6
+    assert world.of(idle).rates[0] >= 0.85 * 40e6
 
 
 def test_a_job_grows_to_the_whole_store_within_two_seconds() -> None:
@@ -128,7 +133,7 @@ def test_a_job_grows_to_the_whole_store_within_two_seconds() -> None:
     idle, one = world.join("y"), world.join("x")
     world.steps(5, {one: 0.0, idle: 0.0})
     world.steps(2, {one: 1e9, idle: 0.0})
-    assert rates(one)[0] >= 90
+    assert world.rates(one)[0] >= 90
 
 
 # -- users who want more than their share ------------------------------------------------------------------------------
@@ -160,7 +165,7 @@ def test_jobs_that_leave_and_join_again_take_no_more_than_one_that_stays(
             ]
         world.step({honest: 1e9, **dict.fromkeys(theirs, 0.0)}, dict.fromkeys(theirs))
         since += STEP_S
-        found.append(honest.rates[0])
+        found.append(world.of(honest).rates[0])
     assert sum(found) / len(found) >= 0.9 * BESIDE_CLAIMS * CAPACITY
 
 
@@ -170,8 +175,8 @@ def test_claims_of_one_user_share_one_foot_and_use_is_believed() -> None:
     honest, reader = world.join("y"), world.join("x", user="you")
     idle = [world.join(f"z{k}", k, user="you") for k in range(30)]
     world.steps(6, {honest: 1e9, reader: 1e9, **dict.fromkeys(idle, 0.0)}, claims=dict.fromkeys(idle))
-    assert honest.rates[0] >= 0.9 * CAPACITY * BESIDE_CLAIMS / 2
-    assert reader.rates[0] >= 0.9 * CAPACITY * BESIDE_CLAIMS / 2
+    assert world.of(honest).rates[0] >= 0.9 * CAPACITY * BESIDE_CLAIMS / 2
+    assert world.of(reader).rates[0] >= 0.9 * CAPACITY * BESIDE_CLAIMS / 2
 
 
 def test_a_job_that_follows_another_one_goes_on_at_once() -> None:
@@ -182,14 +187,14 @@ def test_a_job_that_follows_another_one_goes_on_at_once() -> None:
     world.book.leave(first, world.now, bye=True)
     second = world.join("x", 1, user="you")
     world.step({other: 1e9, second: 1e9})
-    assert second.rates[0] >= 40e6
+    assert world.of(second).rates[0] >= 40e6
     world.book.leave(second, world.now, bye=True)
     world.steps(12, {other: 1e9})
     late = world.join("x", 2, user="you")
     world.step({other: 1e9, late: 1e9})
-    assert late.rates[0] <= CAPACITY / 8, "by then it is forgotten"
+    assert world.of(late).rates[0] <= CAPACITY / 8, "by then it is forgotten"
     world.steps(1, {other: 1e9, late: 1e9})
-    assert late.rates[0] >= 40e6
+    assert world.of(late).rates[0] >= 40e6
 
 
 # -- leases ------------------------------------------------------------------------------------------------------------
@@ -201,9 +206,9 @@ def test_a_dead_jobs_share_is_given_on_when_its_lease_ends() -> None:
     world.steps(3, {a: 1e9, d: 1e9})
     world.book.leave(d, world.now, bye=False)
     world.steps(RULES.lease_s - 1, {a: 1e9})
-    assert rates(a) == [40], "it may still read: only the connection is gone"
+    assert world.rates(a) == [40], "it may still read: only the connection is gone"
     world.steps(3, {a: 1e9})
-    assert rates(a) == [100]
+    assert world.rates(a) == [100]
     assert [job["name"] for job in world.book.state(world.now)] == ["a"]
 
 
@@ -213,7 +218,7 @@ def test_a_job_that_says_bye_gives_its_share_on_at_once() -> None:
     world.steps(3, {a: 1e9, d: 1e9})
     world.book.leave(d, world.now, bye=True)
     world.steps(1, {a: 1e9})
-    assert rates(a)[0] >= 80
+    assert world.rates(a)[0] >= 80
     assert world.book.members == 1
 
 
@@ -222,7 +227,7 @@ def test_a_silent_job_wants_nothing_after_a_lease() -> None:
     x, y = world.join("x"), world.join("y")
     world.steps(3, {x: 1e9, y: 1e9})
     world.steps(RULES.lease_s + 2, {x: 1e9})
-    assert rates(x)[0] >= 99
+    assert world.rates(x)[0] >= 99
 
 
 def test_a_connection_that_comes_back_is_the_same_member() -> None:
@@ -233,7 +238,7 @@ def test_a_connection_that_comes_back_is_the_same_member() -> None:
     assert world.join("d") is d
     assert world.book.members == 2
     world.steps(3, {a: 1e9, d: 1e9})
-    assert rates(a, d) == [40, 60]
+    assert world.rates(a, d) == [40, 60]
 
 
 # -- rules -------------------------------------------------------------------------------------------------------------
@@ -252,15 +257,15 @@ def test_safe_rates() -> None:
     assert before == pytest.approx([15e6, 2e6, 5e6])
     two = world.join("a", 1)
     world.steps(4, {a: 1e9, two: 1e9, b: 1e9, x: 1e9})
-    assert a.safe[0] + two.safe[0] == pytest.approx(15e6)
+    assert world.of(a).safe[0] + world.of(two).safe[0] == pytest.approx(15e6)
 
 
 def test_the_most_that_a_rule_allows() -> None:
     world = World(Rules((CAPACITY, None), jobs=(JobRule("x", most=(10e6, 50.0)),)))
     x, y = world.join("x"), world.join("y")
     world.steps(3, {x: 1e9, y: 1e9})
-    assert rates(x, y) == [10, 90]
-    assert x.rates[1] == 50
+    assert world.rates(x, y) == [10, 90]
+    assert world.of(x).rates[1] == 50
 
 
 def test_many_processes_get_no_more_than_a_rule_allows() -> None:
@@ -268,7 +273,7 @@ def test_many_processes_get_no_more_than_a_rule_allows() -> None:
     rules = Rules((1e6, 1000.0), jobs=(JobRule("x", most=(None, 40.0), safe=(None, 20.0)),))
     world = World(rules)
     xs = [world.join("x", k) for k in range(64)]
-    assert max(member.rates[1] for member in xs[1:]) <= 40 / 2
+    assert max(world.of(member).rates[1] for member in xs[1:]) <= 40 / 2
     y = world.join("y")
     for k in range(12):
         world.now += STEP_S
@@ -276,11 +281,11 @@ def test_many_processes_get_no_more_than_a_rule_allows() -> None:
             used = 1e6 * k * STEP_S if member in (xs[0], y) else 0.0
             world.book.report(member, Report(world.now, (used, used), (None, None)), world.now)
         world.book.share(world.now)
-    rates = [[member.rates[k] for member in xs] for k in (0, 1)]
+    rates = [[world.of(member).rates[k] for member in xs] for k in (0, 1)]
     assert sum(rates[1]) == pytest.approx(40)
-    assert sum(member.safe[1] for member in xs) == pytest.approx(20)
+    assert sum(world.of(member).safe[1] for member in xs) == pytest.approx(20)
     assert min(rates[1]) == pytest.approx(40 / 64)
-    assert sum(rates[0]) + y.rates[0] <= 1e6 * (1 + 1 / 16)
+    assert sum(rates[0]) + world.of(y).rates[0] <= 1e6 * (1 + 1 / 16)
     assert min(rates[0]) > 0
 
 
@@ -292,7 +297,7 @@ def test_many_jobs_get_no_more_than_the_store_has() -> None:
         for member in jobs:
             world.book.report(member, Report(world.now, (0.0, 100.0 * k), (None, None)), world.now)
         world.book.share(world.now)
-    assert [member.rates[1] for member in jobs] == pytest.approx([2.0] * 50)
+    assert [world.of(member).rates[1] for member in jobs] == pytest.approx([2.0] * 50)
 
 
 def test_operations_are_shared_like_bytes() -> None:
@@ -304,14 +309,14 @@ def test_operations_are_shared_like_bytes() -> None:
     for _ in range(20):
         world.now += STEP_S
         for member, want in ((storm, 1e5), (quiet, 250.0)):
-            rate = min(want, member.rates[1])
+            rate = min(want, world.of(member).rates[1])
             used[member] += rate * STEP_S
             claim = (None, None if want > rate else rate)
             world.book.report(member, Report(world.now, (0.0, used[member]), claim), world.now)
         world.book.share(world.now)
-        assert quiet.rates[1] >= 300
-    assert 650 <= storm.rates[1] <= 750
-    assert math.isinf(quiet.rates[0])
+        assert world.of(quiet).rates[1] >= 300
+    assert 650 <= world.of(storm).rates[1] <= 750
+    assert math.isinf(world.of(quiet).rates[0])
 
 
 def test_other_rules_while_jobs_run() -> None:
@@ -320,7 +325,7 @@ def test_other_rules_while_jobs_run() -> None:
     world.steps(3, {a: 1e9, d: 1e9})
     world.book.reload(Rules((50e6, None), jobs=(JobRule("a", guarantee=(40e6, 0.0)),)))
     world.steps(3, {a: 1e9, d: 1e9})
-    assert rates(a, d) == [45, 5]
+    assert world.rates(a, d) == [45, 5]
 
 
 def test_limits() -> None:
@@ -363,7 +368,7 @@ def test_a_clock_that_does_not_move(at: float) -> None:
     for _ in range(3):
         world.book.report(x, Report(at, (1e18, 1e18), (None, None)), world.now)
         world.step({y: 1e9})
-        assert all(math.isfinite(member.rates[0]) and member.rates[0] > 0 for member in (x, y))
+        assert all(math.isfinite(world.of(member).rates[0]) and world.of(member).rates[0] > 0 for member in (x, y))
     state = json.loads(json.dumps(world.book.state(world.now), allow_nan=False))
     assert len(state) == 2
 

@@ -383,7 +383,7 @@ def test_limits(plane: Plane) -> None:
     with pytest.raises(TurnedAwayError, match="user me has 4 jobs already"):
         join(plane, "5", "05" * 16)
     lines += [join(plane, "0", f"{k:032x}") for k in range(10, 14)]
-    with pytest.raises(TurnedAwayError, match="user me has 8 connections already"):
+    with pytest.raises(TurnedAwayError, match="user me has 8 processes already"):
         join(plane, "0", "05" * 16)
     for line in lines:
         line.close()

@@ -106,9 +106,9 @@ WRONG = {
     "token": (STORE + "[[user]]\nname='a'\ntoken='b.token'", "cannot read the token: No such file"),
     "lease": ("lease_s = 0.1\n" + STORE, "lease_s must be a number of seconds between 0.5 and 3600"),
     "cycle": ("lease_s = 1\ncycle_s = 0.5\n" + STORE, "at least three times cycle_s"),
-    "limits": (STORE + "[limits]\nconnections = 0", "connections must be a whole number above 0"),
+    "limits": (STORE + "[limits]\nconnections = 0", "connections must be a whole number from 1 to"),
     "limits text": (STORE + "[limits]\nconnections = '7'", "connections must be a whole number"),
-    "line": (STORE + "[limits]\nline_bytes = 10", "at least 1024"),
+    "line": (STORE + "[limits]\nline_bytes = 10", "line_bytes must be a whole number from 1024"),
     "no table": ("limits = 7\n" + STORE, r"\[limits\] is missing or no table"),
 }
 

@@ -100,6 +100,83 @@ def test_fewer_threads_do_the_work(granted, caplog) -> None:
     assert workers.end()
 
 
+FORKS = """
+import os
+from pario.threads import in_child
+
+class Kept:
+    def forget(self): print("forgotten", flush=True)
+
+kept, gone = Kept(), Kept()
+in_child(kept.forget)
+in_child(gone.forget)
+del gone
+if (child := os.fork()) == 0:
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+
+
+def test_what_a_fork_forgets() -> None:
+    """What lives, once; and the script's end, when objects go that are still registered, says nothing."""
+    done = subprocess.run([sys.executable, "-c", FORKS], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "forgotten\n", "")
+
+
+def test_lanes_share_threads_and_wait_for_each_other() -> None:
+    workers = Workers("test", 0)
+    saves, writes, done = workers.lane(1), workers.lane(2), []
+
+    def save(number: int) -> None:
+        both = threading.Barrier(2)
+        done.append((number, sum(call.result(20) for call in [writes.call(both.wait, 20) for _ in range(2)])))
+
+    assert all(saves.put(lambda number=number: save(number)) for number in range(3))
+    assert saves.end(20)
+    assert done == [(0, 1), (1, 1), (2, 1)]  # one after another, and each had two threads beside its own
+    assert not saves.put(lambda: None)
+    assert saves.load == 0
+    assert {thread.name for thread in threading.enumerate()} & {"test-0", "test-1", "test-2", "test-3"}
+    assert writes.call(pow, 2, 3).result(20) == 8
+    assert saves.end(0)  # once more: the other lane goes on
+    assert writes.call(pow, 2, 3).result(20) == 8
+    assert writes.end(20)
+    assert writes.call(pow, 2, 3).cancelled()
+    assert workers.end(20)  # their threads have ended, or do so
+
+
+def test_what_has_not_begun_in_a_lane_is_cancelled() -> None:
+    workers, go = Workers("test", 0), threading.Event()
+    lane = workers.lane(1)
+    running, waiting = lane.call(go.wait, 20), lane.call(go.wait, 20)
+    while not running.running():
+        time.sleep(1e-3)
+    assert lane.load == 2
+    assert not lane.end(0, cancel=True)
+    go.set()
+    assert lane.end(20)
+    assert running.result() is True
+    assert waiting.cancelled()
+
+
+def test_a_lane_without_a_thread_is_an_error(granted, caplog: pytest.LogCaptureFixture) -> None:
+    """Rather than a unit that waits for ever for what the other lane cannot do."""
+    granted(1)
+    workers, go = Workers("test", 0), threading.Event()
+    saves, writes = workers.lane(2), workers.lane(1)
+    first = saves.call(go.wait, 20)
+    with pytest.raises(ParioError, match=r"refuses this process a thread \(test-1\)"):
+        writes.call(pow, 2, 3)
+    assert writes.load == 0
+    with caplog.at_level(logging.WARNING, "pario"):
+        second = saves.call(pow, 2, 3)  # by the thread that it has
+    assert "fewer threads do the work" in caplog.text
+    go.set()
+    assert (first.result(20), second.result(20)) == (True, 8)
+    assert saves.end(20)
+    assert writes.end(20)
+
+
 def test_no_thread_at_all_is_an_error(granted) -> None:
     granted(0)
     workers = Workers("test", 5)
@@ -125,7 +202,6 @@ def test_at_the_end_a_thread_does_itself_what_it_hands_on(granted, monkeypatch: 
     over.set()
     thread.join(20)
     assert done == [thread.ident]
-    assert workers.load == 0
     assert workers.end()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -42,12 +43,12 @@ def paths(tmp_path: Path) -> list[str]:
 class Filling:
     """Files, the tier over all of them, and what a fill of it says."""
 
-    def __init__(self, paths: list[str], budget: int = 1 << 30) -> None:
+    def __init__(self, paths: list[str], budget: int = 1 << 30, chunk_bytes: int = MiB) -> None:
         self.fetchers = [PosixFetcher(path) for path in paths]
         self.snapshots = [read_snapshot(fetcher) for fetcher in self.fetchers]
         self.bases = bases_of([snapshot.file_bytes for snapshot in self.snapshots])
         self.nbytes = int(self.bases[-1]) + self.snapshots[-1].file_bytes
-        self.tier = MemoryTier.made(Grid(self.nbytes, MiB), budget)
+        self.tier = MemoryTier.made(Grid(self.nbytes, chunk_bytes), budget)
         self.errors: list[BaseException] = []
         self.counted: list[tuple[Any, ...]] = []
 
@@ -170,3 +171,29 @@ def test_it_stops_when_it_is_told_to(filling: Any, paths: list[str]) -> None:
     assert fill.stop(0)
     assert not made.errors
     assert made.tier.held_bytes == int(made.tier.held().sum()) * MiB
+
+
+def test_it_tells_how_long_the_others_will_take(filling: Any, paths: list[str]) -> None:
+    """By what the first ones, for which the tier is asked at once, have cost."""
+    made, more = filling(paths, 1 << 30, MiB // 16), threading.Event()
+
+    def chunks() -> Iterator[int]:
+        for chunk in range(made.tier.grid.chunks):
+            if chunk == 32:
+                more.wait(150)
+            yield chunk
+
+    states = made.tier.states
+    fill = made.fill(chunks())
+    try:
+        assert states.left_s() == 0
+        begin = time.monotonic()
+        while (held := int(made.tier.held().sum())) < 32 and time.monotonic() < begin + 150:
+            time.sleep(0.01)
+        assert held == 32
+        assert states.left() == made.tier.grid.chunks - 32
+        assert states.left_s() >= states.left() * 1e-6
+        assert states.left_s() < states.left() * 10
+    finally:
+        more.set()
+        assert fill.stop(150)

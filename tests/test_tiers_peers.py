@@ -454,7 +454,7 @@ def test_requests_that_cannot_be_meant(cluster: Build, what: str) -> None:
     request = client.ask(*requests(what))
     with pytest.raises(OSError, match=r"closed|reset"):
         request.head()
-    request.drop()
+    request.close()
     assert nodes.all_read_all()
     client.close()
 

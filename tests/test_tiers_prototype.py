@@ -131,7 +131,7 @@ def test_nobody_reads_the_store_on_behalf_of_who_asks_for_what_is_here(nodes: li
     flags = np.empty(1, np.uint8)
     request.read([memoryview(flags)])
     assert request.is_right()
-    request.drop()
+    request.close()
     client.close()
     assert flags.tolist() == [Word.ABSENT]
     assert nodes[0].store.seen == []

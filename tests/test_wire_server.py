@@ -55,7 +55,7 @@ def ask(client: Client, kind: int, body: bytes) -> tuple[int, bytes]:
         request.read([memoryview(out[: nbytes // 2]), memoryview(out[nbytes // 2 :])])
         assert request.is_right()
     finally:
-        request.drop()
+        request.close()
     return answer, out.tobytes()
 
 
@@ -414,7 +414,7 @@ def test_every_bit_that_is_damaged_is_noticed(serve: Callable[..., AnsweringServ
     except OSError:
         right = False
     finally:
-        request.drop()
+        request.close()
     assert not right or at >= 72 + 24 + 150, "behind the answer"
 
 

@@ -6,46 +6,21 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pario.decode.base import Decoder
 from pario.errors import ParioError
 from pario.fetch.posix import PosixFetcher
 from pario.fetch.resolve import open_dataset, resolve
 from pario.loader.loader import Loader
 from pario.machine import closing_fd
-from pario.options import Options, Shuffle
 from pario.stats.report import Report
 
 #: names in Loader.stats() of the parts of the ranks' time: on reading ranks, and on all ranks
 PHASES = ("locate", "turn", "read", "check", "share", "decode", "consumer")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Workload:
-    """How a training job reads the dataset.
-
-    batch_size : records per rank and batch
-    shuffle : as `Loader` takes it
-    decoder : as `Loader` takes it
-    select : which records, as `Loader` takes it
-    step_ms : sleep this long per batch, in place of a training step
-    cold : ask the kernel to drop the file from this node's page cache first
-    """
-
-    batch_size: int = 64
-    shuffle: Shuffle = False
-    decoder: Decoder | Callable[..., Any] | None = None
-    recipe: str = "auto"
-    select: Any = None
-    epochs: int = 1
-    step_ms: float = 0.0
-    cold: bool = False
-    options: Options = field(default_factory=Options)
 
 
 @dataclass(frozen=True)
@@ -60,39 +35,29 @@ class Epoch:
 class DatasetBench:
     """One dataset under one workload. Use it as a context manager; all methods are collective over all ranks.
 
-    progress : as for Loader
+    batch_size : records per rank and batch
+    step_ms : sleep this long per batch, in place of a training step
+    cold : ask the kernel to drop the file from this node's page cache first
+    options : of `Loader`, by name: shuffle, decoder, recipe, select, ...
 
     Raises what Loader raises.
     """
 
     def __init__(
-        self,
-        path: str,
-        workload: Workload,
-        *,
-        db: str | None = None,
-        progress: Callable[[int, int], None] | None = None,
+        self, path: str, batch_size: int, *, step_ms: float = 0.0, cold: bool = False, **options: Any
     ) -> None:
-        self._path = path
-        self.workload = workload
-        if workload.cold:
+        self._path, self._step_s = path, step_ms / 1000
+        if cold:
             _drop(path)
         self._cached_before = cached_share(path)
         self._started = time.perf_counter()
         self._first_batch = 0.0
         self._value_bytes = 0
         self._epochs: list[Epoch] = []
-        self._loader = Loader(
-            path,
-            workload.batch_size,
-            workload.decoder,
-            shuffle=workload.shuffle,
-            db=db,
-            options=workload.options,
-            recipe=workload.recipe,
-            select=workload.select,
-            progress=progress,
-        )
+        #: as the result shows it
+        self._how: dict[str, Any] = {"batch_size": batch_size, "shuffle": options.get("shuffle") or "none"}
+        self._how["recipe"] = options.get("recipe", "auto")
+        self._loader: Loader[Any] = Loader(path, batch_size, **options)
 
     def __enter__(self) -> DatasetBench:
         return self
@@ -107,7 +72,7 @@ class DatasetBench:
 
     def epoch(self, after_batch: Callable[[], object]) -> Epoch:
         """Read one epoch; the clock runs while `after_batch` is called."""
-        world, workload = self._loader.world, self.workload
+        world = self._loader.world
         begun = time.perf_counter()
         records = 0
         for batch in self._loader:
@@ -115,8 +80,8 @@ class DatasetBench:
                 self._first_batch = time.perf_counter() - self._started
             records += len(batch.ids)
             after_batch()
-            if workload.step_ms:
-                time.sleep(workload.step_ms / 1000)
+            if self._step_s:
+                time.sleep(self._step_s)
         took = world.allreduce_max(round((time.perf_counter() - begun) * 1e6)) / 1e6
         records = world.allreduce_sum(records)
         # Not earlier: without a saved index the first epoch locates the records.
@@ -131,8 +96,7 @@ class DatasetBench:
 
     def result(self, report: Report) -> dict[str, Any]:
         """The measurements, for JSON. report : of the same epochs"""
-        loader, workload = self._loader, self.workload
-        world, total = loader.world, report.total
+        loader, world, total = self._loader, self._loader.world, report.total
         return {
             "path": str(Path(self._path).absolute()),
             "ranks": world.size,
@@ -140,9 +104,7 @@ class DatasetBench:
             "records": loader.records,
             "value_bytes": self._value_bytes,
             "page_bytes": page_bytes(_extents(loader), loader.index.page_size),
-            "batch_size": workload.batch_size,
-            "shuffle": workload.shuffle or "none",
-            "recipe": workload.recipe,
+            **self._how,
             "decoder": repr(loader.decoder),
             "cached_before": self._cached_before,
             "open_seconds": max(rank.open for rank in report.ranks),

@@ -32,7 +32,7 @@ from pario.errors import CheckpointError, ClosedError, OptionError, PeerError
 from pario.notebook import shown
 from pario.plane.bucket import Bucket
 from pario.plane.joining import store_agent
-from pario.threads import at_end, lanes
+from pario.threads import Workers, at_end
 
 _log = logging.getLogger("pario")
 
@@ -155,11 +155,9 @@ class Checkpointer:
         self._ask_plane = ask_plane
         fast = None if self.fast is None else FastTier(self.fast, self.slow, self._partners and world.nodes > 1)
         tiers = Tiers(self.slow, fast, full, self._timeout_s, self._keep, take)
-        # What saves waits for what writes blocks, one of which is checked while another one is written, and hands over
-        # to what drains and to what copies for the partner; all others wait for nobody.
-        threads = lanes("pario-checkpoint", save=1, write=2, drain=1, partner=1)
-        self._drain = DrainThread(places, tiers, self._board, threads["drain"])
-        self._partner = open_partner(world, places, tiers, self._board, threads["partner"]) if self._partners else None
+        threads = Workers("pario-checkpoint", 0)
+        self._drain = DrainThread(places, tiers, self._board, threads)
+        self._partner = open_partner(world, places, tiers, self._board, threads) if self._partners else None
         if self._partner is not None:
             self._stack.callback(self._partner.end)
 

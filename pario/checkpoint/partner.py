@@ -25,7 +25,8 @@ import secrets
 import struct
 import threading
 import time
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -62,7 +63,7 @@ _POLL_S = (0.01, 0.5)
 _END_S = 1.0
 
 
-def open_partner(world: AnyWorld, places: Places, tiers: Tiers, board: Board, line: Workers) -> Partner | None:
+def open_partner(world: AnyWorld, places: Places, tiers: Tiers, board: Board, threads: Workers) -> Partner | None:
     """That of this node's first rank; None on the others, and if there is one node only. Collective.
 
     Raises OptionError if nodes have their fast tier in common, OSError or ParioError on the rank where a socket is
@@ -89,7 +90,7 @@ def open_partner(world: AnyWorld, places: Places, tiers: Tiers, board: Board, li
         return None
     before = (places.node - 1) % places.nodes
     address = dict(each for each in addresses if each is not None)[before]
-    return Partner(places, tiers, board, offers, Client(address, secret, tiers.limit_s), line)
+    return Partner(places, tiers, board, offers, Client(address, secret, tiers.limit_s), threads)
 
 
 def _check_apart(world: AnyWorld, fast: str) -> None:
@@ -120,8 +121,8 @@ class Offers:
     def __init__(self, places: Places, folder: str, secret: bytes, limit_s: float) -> None:
         self._places, self._folder = places, folder
         self._lock = threading.Lock()
-        self._there: dict[tuple[int, str], bool] = {}  # whether it is on the fast tier, oldest first
-        self._files: dict[tuple[int, str], list[tuple[str, int]]] = {}  # of those that were described
+        # Of each checkpoint, oldest first: its files, none before they were described; None: not on the fast tier.
+        self._files: dict[tuple[int, str], list[tuple[str, int]] | None] = {}
         self._local = threading.local()
         self._server = AnsweringServer(
             secret, self._answer, threads=_THREADS, most_bytes=_BYTES.size, most_links=_LINKS, limit_s=limit_s,
@@ -135,11 +136,9 @@ class Offers:
     def put(self, name: Name, there: bool) -> None:
         """there : this node's part is on its fast tier; otherwise it will never be"""
         with self._lock:
-            self._there[name.step, name.id] = there
-            while len(self._there) > _OFFERS:
-                oldest = next(iter(self._there))
-                del self._there[oldest]
-                self._files.pop(oldest, None)
+            self._files[name.step, name.id] = [] if there else None
+            while len(self._files) > _OFFERS:
+                del self._files[next(iter(self._files))]
 
     def _answer(self, kind: int, body: bytes) -> Reply:
         """Raises ValueError if the request is none."""
@@ -151,10 +150,8 @@ class Offers:
         raise ValueError(f"a request of kind {kind} with {len(body)} bytes")
 
     def _describe(self, which: tuple[int, str]) -> Reply:
-        with self._lock:
-            there = self._there.get(which)
-        if not there:
-            return Reply(Word.LATER if there is None else Word.ABSENT, [])
+        if self._files.get(which) is None:
+            return Reply(Word.ABSENT if which in self._files else Word.LATER, [])
         folder = self._path(which)
         name = os.path.join(folder, part_name(self._places.node) + ".json")
         try:
@@ -163,14 +160,13 @@ class Offers:
             return Reply(Word.ABSENT, [])
         files = read_part(described, name).files
         with self._lock:
-            if which in self._there:
+            if which in self._files:
                 self._files[which] = files
         texts = _LENGTH.pack(len(manifest)), manifest, described
         return Reply(Word.HERE, [frames.Part(np.frombuffer(text, np.uint8)) for text in texts])
 
     def _read(self, which: tuple[int, str], number: int, offset: int, nbytes: int) -> Reply:
-        with self._lock:
-            files = self._files.get(which, [])
+        files = self._files.get(which) or []
         if number >= len(files) or nbytes > _PIECE or offset + nbytes > files[number][1]:
             raise ValueError(f"{nbytes} bytes at {offset} of file {number} were asked for, which are not there")
         if not hasattr(self._local, "memory"):
@@ -198,13 +194,13 @@ class Partner:
     the next node copy this one's. Nothing here calls MPI."""
 
     def __init__(
-        self, places: Places, tiers: Tiers, board: Board, offers: Offers, client: Client, line: Workers
+        self, places: Places, tiers: Tiers, board: Board, offers: Offers, client: Client, threads: Workers
     ) -> None:
         assert tiers.fast is not None
         self._places, self._tiers, self._fast, self._board = places, tiers, tiers.fast, board
         self._offers, self._client = offers, client
         self._node = (places.node - 1) % places.nodes  # whose parts are copied
-        self._line = line
+        self._line = threads.lane(1)
         self._stopped = False
         self._moved = 0
         self._said: set[str] = set()
@@ -324,33 +320,25 @@ class _Remote:
         self._client, self._node, self._name = client, node, name
         self._numbers = {file: number for number, (file, _) in enumerate(part.files)}
 
-    def open(self, name: str, size: int) -> _RemoteFile:
+    def open(self, name: str, size: int) -> AbstractContextManager[_RemoteFile]:
         path = f"node {self._node}: {name} of step {self._name.step}"
-        return _RemoteFile(self._client, self._name, self._numbers[name], path)
+        which = self._name.step, self._name.id.encode(), self._numbers[name]
+        return nullcontext(_RemoteFile(path, self._client, which))
 
 
+@dataclass
 class _RemoteFile:
-    def __init__(self, client: Client, name: Name, number: int, path: str) -> None:
-        self._client, self._which, self._number = client, (name.step, name.id.encode()), number
-        self.path = path
+    """which : step, id, number of the file"""
 
-    def __enter__(self) -> _RemoteFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
+    path: str
+    client: Client
+    which: tuple[int, bytes, int]
 
     def read(self, block: np.ndarray, offset: int) -> None:
         """Raises OSError."""
         for begin in range(0, block.size, _PIECE):
             piece = block[begin : begin + _PIECE]
-            request = self._client.ask(READ, _BYTES.pack(*self._which, self._number, offset + begin, piece.size))
             try:
-                kind, nbytes = request.head()
-                if (kind, nbytes) != (Word.HERE, piece.size):
-                    raise OSError(f"{self.path}: the node has sent {nbytes} bytes where {piece.size} were asked for")
-                request.read([memoryview(piece)])
-                if not request.is_right():
-                    raise OSError(f"{self.path}: bytes were damaged on their way")
-            finally:
-                request.drop()
+                self.client.call(READ, _BYTES.pack(*self.which, offset + begin, piece.size), piece)
+            except frames.WireError as e:
+                raise OSError(f"{self.path}: {e}") from e

@@ -40,6 +40,8 @@ from pario.threads import Workers
 _log = logging.getLogger("pario")
 
 _POLL_S = (0.01, 0.5)
+#: Threads of one rank that write: a block is checked while another one is written.
+_WRITE = 2
 
 
 class WriteThread:
@@ -50,10 +52,10 @@ class WriteThread:
 
     def __init__(
         self, places: Places, tiers: Tiers, board: Board, varying: Varying, then: Callable[[Attempt, bool], None],
-        threads: dict[str, Workers],
+        threads: Workers,
     ) -> None:  # fmt: skip
         self._places, self._tiers, self._board, self._varying, self._then = places, tiers, board, varying, then
-        self._line, self._writers = threads["save"], threads["write"]
+        self._line, self._writers = threads.lane(1), threads.lane(_WRITE)
         self._moved = 0
         self._lock = threading.Lock()
 
@@ -63,7 +65,7 @@ class WriteThread:
     def end(self, limit_s: float) -> bool:
         """Give up what is under way; returns whether the threads ended in time."""
         self._board.stopped = True
-        return self._line.end(limit_s) and self._writers.end(limit_s)
+        return self._line.end(limit_s) & self._writers.end(limit_s)
 
     def _run(self, attempt: Attempt) -> None:
         straight = self._tiers.fast is None
@@ -254,8 +256,8 @@ def _all(calls: list[Future[Any]]) -> None:
 class DrainThread:
     """Of the first rank of a node."""
 
-    def __init__(self, places: Places, tiers: Tiers, board: Board, line: Workers) -> None:
-        self._places, self._tiers, self._board, self._line = places, tiers, board, line
+    def __init__(self, places: Places, tiers: Tiers, board: Board, threads: Workers) -> None:
+        self._places, self._tiers, self._board, self._line = places, tiers, board, threads.lane(1)
         self._stopped = False
         self._moved = 0
         self._parents: dict[str, list[str]] = {}

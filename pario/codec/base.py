@@ -8,13 +8,15 @@ record.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
 
+from pario.codec.library import Contexts
 from pario.errors import DecodeError, OptionError
-from pario.kernels.coded import HOW, KIND, MOST, PYTHON, WRONG, decode_values
+from pario.kernels.coded import CONTEXT, HOW, KIND, MOST, PYTHON, WRONG, decode_values
 from pario.records import Records
 
 #: (row, reason) of the records that could not be decoded
@@ -87,11 +89,19 @@ class Codec(ABC):
 
     def decoding(self) -> AbstractContextManager[np.ndarray]:
         """How the C function is called: i64[HOW] for kernels/coded.py, of one thread until the end."""
-        return nullcontext(np.zeros(HOW, np.int64))
+        return self._calling({KIND: PYTHON})
 
     def encoding(self) -> AbstractContextManager[np.ndarray]:
         """The same for packing."""
-        return nullcontext(np.zeros(HOW, np.int64))
+        return self._calling({KIND: PYTHON})
+
+    @contextmanager
+    def _calling(self, words: Mapping[int, int], contexts: Contexts | None = None) -> Iterator[np.ndarray]:
+        """i64[HOW] with these words, and a context that is lent until the end; the codec lives as long."""
+        how = np.zeros(HOW, np.int64)
+        how[list(words)] = list(words.values())
+        with nullcontext(0) if contexts is None else contexts.lent() as how[CONTEXT]:
+            yield how
 
     def decode_into(self, packed: Any, out: np.ndarray) -> None:
         """Write the value to `out` u8[its size], and nothing outside of it. Raises DecodeError for bad bytes."""

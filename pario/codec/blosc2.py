@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ import numpy as np
 from pario.codec.base import Codec, address_of
 from pario.codec.library import Contexts, Library, find_package, open_library
 from pario.errors import OptionError, how_to_install
-from pario.kernels.coded import BLOSC, BLOSC_HEAD, CONTEXT, EXTRA, FUNCTION, HOW, KIND, MOST_INT
+from pario.kernels.coded import BLOSC, BLOSC_HEAD, EXTRA, FUNCTION, KIND, MOST_INT
 
 _package = functools.partial(find_package, "blosc2")
 
@@ -67,15 +66,11 @@ class Blosc2(Codec):
         self._head = np.frombuffer(self.encode(bytes(range(64)) * 4 * typesize), np.uint8)[:BLOSC_HEAD].copy()
         self._library, word = library, ctypes.c_void_p
         new = library.function("blosc2_create_dctx", word, _Settings)
-        self._contexts = Contexts(lambda: new(_Settings(1)) or 0, library.function("blosc2_free_ctx", None, word))
+        self._contexts = Contexts(lambda: new(_Settings(1)), library.function("blosc2_free_ctx", None, word))
 
-    @contextmanager
-    def decoding(self) -> Iterator[np.ndarray]:
-        how = np.zeros(HOW, np.int64)
-        with self._contexts.lent() as context:
-            how[KIND], how[CONTEXT], how[EXTRA] = BLOSC, context, address_of(self._head)
-            how[FUNCTION] = self._library.address("blosc2_decompress_ctx")
-            yield how
+    def decoding(self) -> AbstractContextManager[np.ndarray]:
+        function = self._library.address("blosc2_decompress_ctx")
+        return self._calling({KIND: BLOSC, FUNCTION: function, EXTRA: address_of(self._head)}, self._contexts)
 
     def encode(self, value: Any) -> bytes:
         package, said = _package(), self.options

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import numpy as np
 from pario.codec.base import Codec
 from pario.codec.library import Library, find_package, open_library
 from pario.errors import OptionError, how_to_install
-from pario.kernels.coded import BROTLI, FUNCTION, HOW, KIND, MOST_INT
+from pario.kernels.coded import BROTLI, FUNCTION, KIND, MOST_INT
 
 _package = functools.partial(find_package, "brotli")
 
@@ -35,11 +34,8 @@ class Brotli(Codec):
             raise OptionError("codec brotli needs the package brotli, whose C library is not there", hint=_PIP)
         self._library = library
 
-    @contextmanager
-    def decoding(self) -> Iterator[np.ndarray]:
-        how = np.zeros(HOW, np.int64)
-        how[KIND], how[FUNCTION] = BROTLI, self._library.address("BrotliDecoderDecompress")
-        yield how
+    def decoding(self) -> AbstractContextManager[np.ndarray]:
+        return self._calling({KIND: BROTLI, FUNCTION: self._library.address("BrotliDecoderDecompress")})
 
     def encode(self, value: Any) -> bytes:
         package = _package()

@@ -9,15 +9,14 @@ from __future__ import annotations
 import ctypes
 import functools
 import zlib
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
 from pario.codec.base import Codec
 from pario.codec.library import Contexts, Library, open_library
-from pario.kernels.coded import CONTEXT, DEFLATE, FUNCTION, HOW, KIND, MOST_INT
+from pario.kernels.coded import DEFLATE, FUNCTION, KIND, MOST_INT
 
 _FUNCTIONS = (
     "libdeflate_alloc_decompressor", "libdeflate_free_decompressor", "libdeflate_deflate_decompress",
@@ -39,25 +38,23 @@ class Deflate(Codec):
         super().__init__(level, dictionary, **options)
         self._library = _library()
         if self._library is not None:
-            word = ctypes.c_void_p
-            new = self._library.function("libdeflate_alloc_decompressor", word)
-            self._decoders = Contexts(
-                lambda: new() or 0, self._library.function("libdeflate_free_decompressor", None, word)
-            )
-            make, mine = self._library.function("libdeflate_alloc_compressor", word, ctypes.c_int), self.level
-            self._encoders = Contexts(
-                lambda: make(mine) or 0, self._library.function("libdeflate_free_compressor", None, word)
-            )
+            word, function = ctypes.c_void_p, self._library.function
+            free = function("libdeflate_free_decompressor", None, word)
+            self._decoders = Contexts(function("libdeflate_alloc_decompressor", word), free)
+            make = functools.partial(function("libdeflate_alloc_compressor", word, ctypes.c_int), self.level)
+            self._encoders = Contexts(make, function("libdeflate_free_compressor", None, word))
 
     def decoding(self) -> AbstractContextManager[np.ndarray]:
         if self._library is None:
             return super().decoding()
-        return _calling(self._decoders, self._library.address("libdeflate_deflate_decompress"))
+        function = self._library.address("libdeflate_deflate_decompress")
+        return self._calling({KIND: DEFLATE, FUNCTION: function}, self._decoders)
 
     def encoding(self) -> AbstractContextManager[np.ndarray]:
         if self._library is None:
             return super().encoding()
-        return _calling(self._encoders, self._library.address("libdeflate_deflate_compress"))
+        function = self._library.address("libdeflate_deflate_compress")
+        return self._calling({KIND: DEFLATE, FUNCTION: function}, self._encoders)
 
     def encode(self, value: Any) -> bytes:
         stream = zlib.compressobj(self.level or 6, zlib.DEFLATED, _WINDOW)
@@ -69,14 +66,6 @@ class Deflate(Codec):
         if not stream.eof:
             raise ValueError("the end is missing, or more bytes come out")
         return value
-
-
-@contextmanager
-def _calling(contexts: Contexts, function: int) -> Iterator[np.ndarray]:
-    with contexts.lent() as context:
-        how = np.zeros(HOW, np.int64)
-        how[KIND], how[FUNCTION], how[CONTEXT] = DEFLATE, function, context
-        yield how
 
 
 @functools.cache

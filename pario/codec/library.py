@@ -16,7 +16,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-_PACKAGES = {"blosc2": "blosc2", "brotli": "brotli", "zstd": "zstandard"}
+#: import name -> itself: what may be loaded here can be read
+_PACKAGES = {
+    "blosc2": "blosc2",
+    "brotli": "brotli",
+    "cv2": "cv2",
+    "msgpack": "msgpack",
+    "simplejpeg": "simplejpeg",
+    "zstandard": "zstandard",
+}
 
 
 class Library:
@@ -87,11 +95,11 @@ def _origin(module: str) -> str | None:
 
 
 @functools.cache
-def find_package(codec: str) -> Any:
-    """The Python package of a codec; None if it is not installed."""
-    name = _PACKAGES[codec]
+def find_package(name: str) -> Any:
+    """A Python package of the table above; None if it is not installed."""
+    package = _PACKAGES[name]
     try:
-        return importlib.import_module(name)
+        return importlib.import_module(package)
     except ImportError:
         return None
 
@@ -99,10 +107,10 @@ def find_package(codec: str) -> Any:
 class Contexts:
     """Addresses of contexts of a library: each serves one thread at a time, and is used again.
 
-    create : () -> address, 0 if there is no memory; free : address -> anything
+    create : () -> address, 0 or None if there is no memory; free : address -> anything
     """
 
-    def __init__(self, create: Callable[[], int], free: Callable[[int], Any]) -> None:
+    def __init__(self, create: Callable[[], int | None], free: Callable[[int], Any]) -> None:
         self._create, self._free = create, free
         self._idle: list[int] = []  # append and pop are atomic
 

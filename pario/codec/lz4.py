@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import numpy as np
 from pario.codec.base import Codec, address_of, as_bytes
 from pario.codec.library import Contexts, Library, open_library
 from pario.errors import OptionError, how_to_install
-from pario.kernels.coded import CONTEXT, EXTRA, FUNCTION, HELPER, HOW, KIND, LZ4, LZ4_STREAM, MOST_INT, NUMBER, THIRD
+from pario.kernels.coded import EXTRA, FUNCTION, HELPER, KIND, LZ4, LZ4_STREAM, MOST_INT, NUMBER, THIRD
 
 _PIP = how_to_install("codecs")
 #: LZ4 looks back no further.
@@ -40,31 +39,23 @@ class Lz4(Codec):
             raise OptionError(f"codec {self.name} needs the package lz4, whose C library is not there", hint=_PIP)
         self._library = library
         self._near = np.frombuffer(self.dictionary[-_WINDOW:], np.uint8).copy()
-        create = library.function(f"LZ4_createStream{self._kind}", ctypes.c_void_p)
         free = library.function(f"LZ4_freeStream{self._kind}", ctypes.c_int, _WORD)
-        self._streams = Contexts(lambda: create() or 0, free)
+        self._streams = Contexts(library.function(f"LZ4_createStream{self._kind}", _WORD), free)
 
-    @contextmanager
-    def decoding(self) -> Iterator[np.ndarray]:
-        how = np.zeros(HOW, np.int64)
-        how[KIND], how[FUNCTION] = LZ4, self._library.address("LZ4_decompress_safe_usingDict")
-        how[EXTRA], how[NUMBER] = address_of(self._near), len(self._near)
-        yield how
+    def decoding(self) -> AbstractContextManager[np.ndarray]:
+        words = {KIND: LZ4, FUNCTION: self._library.address("LZ4_decompress_safe_usingDict")}
+        return self._calling({**words, EXTRA: address_of(self._near), NUMBER: len(self._near)})
 
-    @contextmanager
-    def encoding(self) -> Iterator[np.ndarray]:
-        how = np.zeros(HOW, np.int64)
+    def encoding(self) -> AbstractContextManager[np.ndarray]:
         library = self._library
         if self.dictionary and not _has(library, self._attach):
-            yield how  # liblz4 before 1.10 does not export what lends one dictionary to several streams
-            return
-        with self._streams.lent() as stream:
-            how[KIND], how[CONTEXT], how[NUMBER] = LZ4_STREAM, stream, self.level or 0
-            how[THIRD] = library.address(f"LZ4_resetStream{self._kind}_fast")
-            how[FUNCTION] = library.address(f"LZ4_compress_{self._kind or 'fast'}_continue")
-            if self.dictionary:
-                how[HELPER], how[EXTRA] = library.address(self._attach), self._digested()
-            yield how
+            return super().encoding()  # liblz4 before 1.10 has no function that lends a dictionary to several streams
+        words = {KIND: LZ4_STREAM, NUMBER: self.level or 0}
+        words[THIRD] = library.address(f"LZ4_resetStream{self._kind}_fast")
+        words[FUNCTION] = library.address(f"LZ4_compress_{self._kind or 'fast'}_continue")
+        if self.dictionary:
+            words |= {HELPER: library.address(self._attach), EXTRA: self._digested()}
+        return self._calling(words, self._streams)
 
     def _digested(self) -> int:
         """A stream that has seen the dictionary; others borrow what it knows."""

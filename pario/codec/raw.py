@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
 from pario.codec.base import Codec
-from pario.kernels.coded import HOW, KIND, RAW
+from pario.kernels.coded import KIND, RAW
 
 
 class Raw(Codec):
@@ -20,6 +20,4 @@ class Raw(Codec):
         return bytes(value)
 
     def decoding(self) -> AbstractContextManager[np.ndarray]:
-        how = np.zeros(HOW, np.int64)
-        how[KIND] = RAW
-        return nullcontext(how)
+        return self._calling({KIND: RAW})

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,9 @@ import numpy as np
 from pario.codec.base import Codec, address_of, as_bytes
 from pario.codec.library import Contexts, Library, find_package, open_library
 from pario.errors import OptionError, how_to_install
-from pario.kernels.coded import CONTEXT, EXTRA, FUNCTION, HOW, KIND, ZSTD
+from pario.kernels.coded import EXTRA, FUNCTION, KIND, ZSTD
 
-_package = functools.partial(find_package, "zstd")
+_package = functools.partial(find_package, "zstandard")
 
 #: zstd.h: ZSTD_c_compressionLevel, ZSTD_c_contentSizeFlag, ZSTD_c_checksumFlag, ZSTD_c_dictIDFlag, ZSTD_c_format
 _LEVEL, _SIZE_FLAG, _SUM_FLAG, _ID_FLAG, _FORMAT = 100, 200, 201, 202, 10
@@ -46,26 +46,14 @@ class Zstd(Codec):
 
     def __init__(self, level: int | None = None, dictionary: bytes | None = None, **options: Any) -> None:
         super().__init__(level, dictionary, **options)
-        self._library = _library()
-        if self._library is None:
+        library = _library()
+        if library is None:
             raise OptionError("codec zstd needs the package zstandard, whose C library is not there", hint=_PIP)
-        self._tools = _Tools(self._library, self.level or 0, self.dictionary)
+        self._use(library)
 
-    def decoding(self) -> AbstractContextManager[np.ndarray]:
-        return self._tools.decoding()
-
-    def encoding(self) -> AbstractContextManager[np.ndarray]:
-        return self._tools.encoding()
-
-    def encode(self, value: Any) -> bytes:
-        return self._tools.encode(as_bytes(value))
-
-
-class _Tools:
-    """Contexts and digested dictionaries of one codec, in the C library."""
-
-    def __init__(self, library: Library, level: int, dictionary: bytes) -> None:
-        self._library, self._level, self._dictionary = library, level, dictionary
+    def _use(self, library: Library) -> None:
+        """Contexts and digested dictionaries, in the C library. Raises OptionError."""
+        self._library, dictionary = library, self.dictionary
         word, size = ctypes.c_void_p, ctypes.c_size_t
         self._decode, self._compress = library.address("ZSTD_decompress_usingDDict"), library.address("ZSTD_compress2")
         self._call = library.function("ZSTD_compress2", size, word, word, size, word, size)
@@ -96,10 +84,10 @@ class _Tools:
         if not made:
             return 0
         turn = self._library.function("ZSTD_CCtx_setParameter", ctypes.c_size_t, word, number, number)
-        wanted = ((_LEVEL, self._level), (_SIZE_FLAG, 0), (_SUM_FLAG, 0), (_ID_FLAG, 0), (_FORMAT, _MAGICLESS))
+        wanted = ((_LEVEL, self.level or 0), (_SIZE_FLAG, 0), (_SUM_FLAG, 0), (_ID_FLAG, 0), (_FORMAT, _MAGICLESS))
         for parameter, value in wanted:
             self._checked(turn(made, parameter, value))
-        if self._dictionary:
+        if self.dictionary:
             digest = self._encoding_digest()
             self._checked(self._library.function("ZSTD_CCtx_refCDict", ctypes.c_size_t, word, word)(made, digest))
         return made
@@ -110,9 +98,9 @@ class _Tools:
             create = self._library.function(
                 "ZSTD_createCDict", ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int
             )
-            made = create(self._dictionary, len(self._dictionary), self._level)
+            made = create(self.dictionary, len(self.dictionary), self.level or 0)
             if not made:
-                raise OptionError(f"the library zstd cannot use this dictionary of {len(self._dictionary):,} bytes")
+                raise OptionError(f"the library zstd cannot use this dictionary of {len(self.dictionary):,} bytes")
             if self._digests.setdefault("encode", made) != made:  # two threads made one
                 self._free_encoder(made)
         return self._digests["encode"]
@@ -121,27 +109,20 @@ class _Tools:
         if self._is_error(result):
             raise OptionError(f"the library {self._library.path} refuses a parameter that pario needs")
 
-    @contextmanager
-    def decoding(self) -> Iterator[np.ndarray]:
-        with self._decoders.lent() as context:
-            how = np.zeros(HOW, np.int64)
-            how[KIND], how[FUNCTION], how[CONTEXT] = ZSTD, self._decode, context
-            how[EXTRA] = self._digests.get("decode", 0)
-            yield how
+    def decoding(self) -> AbstractContextManager[np.ndarray]:
+        digest = self._digests.get("decode", 0)
+        return self._calling({KIND: ZSTD, FUNCTION: self._decode, EXTRA: digest}, self._decoders)
 
-    @contextmanager
-    def encoding(self) -> Iterator[np.ndarray]:
-        with self._encoders.lent() as context:
-            how = np.zeros(HOW, np.int64)
-            how[KIND], how[FUNCTION], how[CONTEXT] = ZSTD, self._compress, context
-            yield how
+    def encoding(self) -> AbstractContextManager[np.ndarray]:
+        return self._calling({KIND: ZSTD, FUNCTION: self._compress}, self._encoders)
 
-    def encode(self, value: np.ndarray) -> bytes:
+    def encode(self, value: Any) -> bytes:
+        data = as_bytes(value)
         with self._encoders.lent() as context:
-            out = np.empty(self._bound(len(value)), np.uint8)
-            got = self._call(context, address_of(out), len(out), address_of(value), len(value))
+            out = np.empty(self._bound(len(data)), np.uint8)
+            got = self._call(context, address_of(out), len(out), address_of(data), len(data))
         if self._is_error(got):
-            raise OptionError(f"the library zstd cannot pack a value of {len(value):,} bytes")
+            raise OptionError(f"the library zstd cannot pack a value of {len(data):,} bytes")
         return out[:got].tobytes()
 
     def __del__(self) -> None:
@@ -182,8 +163,10 @@ def _library() -> Library | None:
     if found is None:
         return None
     try:  # the numbers of the parameters above are no promise of the library's
-        tools = _Tools(found, 3, b"")
-        packed = tools.encode(np.zeros(1000, np.uint8))
+        trial = Zstd.__new__(Zstd)
+        Codec.__init__(trial)
+        trial._use(found)
+        packed = trial.encode(bytes(1000))
     except (OptionError, MemoryError):
         return None
     return found if packed[:1] == b"\0" and len(packed) < 20 else None

@@ -32,7 +32,6 @@ class AnyWorld(ABC):
     is_leader : node_rank == 0
     job_ranks : tuple of int, the rank in its job of every rank
     seat : this rank's position if ranks are ordered node by node; node_seat: the first seat of this node
-    failed : an error on this rank that concerns the others, too
     alarm : reaches the other ranks at any time; every wait for them listens to it
     alive_seconds : how often a waiting rank checks whether the others still live
     on_wait, on_late : called now and then while this rank waits for others; may raise. on_late: in a roll call
@@ -51,7 +50,6 @@ class AnyWorld(ABC):
     is_leader: bool
     seat: int
     node_seat: int
-    failed: bool
     alarm: Alarm
     alive_seconds: float
     on_wait: Callable[[], None] | None

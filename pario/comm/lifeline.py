@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
 import resource
 import secrets
 import socket
@@ -17,8 +16,9 @@ from pario.comm.launcher import own_addresses
 from pario.comm.messages import Messages
 from pario.comm.star import Star
 from pario.errors import ParioError
+from pario.machine import boot
 from pario.threads import aside
-from pario.wire.client import Address, machine_id, reached
+from pario.wire.client import Address, reached
 
 _log = logging.getLogger("pario")
 
@@ -50,7 +50,7 @@ class Lifeline:
         except (OSError, ParioError) as e:
             _log.debug("no connections between nodes: %s", e)
             return None
-        return Address(machine_id(), name, (*own_addresses(), socket.gethostname()), self._hub.port), secret
+        return Address(boot(), name, (*own_addresses(), socket.gethostname()), self._hub.port), secret
 
     def connect(self, where: Address, secret: bytes, number: int) -> None:
         """number : of the node"""
@@ -62,7 +62,6 @@ class Lifeline:
         star = Star(link, number, len(self._ranks), self._hub)
         star.say(Say.HERE, SEAT.pack(number, len(self._ranks)))
         atexit.register(star.leave)
-        os.register_at_fork(after_in_child=star.forget)
         self._star = star
 
     def gone(self) -> int | None:

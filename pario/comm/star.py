@@ -31,7 +31,9 @@ from pario.comm.hub import MEETING, MOST_BYTES, MOST_FRAME, NOTE, SEAT, Hub, Par
 from pario.comm.launcher import Announced, own_addresses
 from pario.comm.messages import wait_politely
 from pario.errors import DeadRankError, LauncherError, PeerError
-from pario.wire.client import Address, machine_id, reached
+from pario.machine import boot
+from pario.threads import in_child
+from pario.wire.client import Address, reached
 from pario.wire.frames import Link
 
 _log = logging.getLogger("pario")
@@ -257,9 +259,9 @@ class Star:
         self._meetings: dict[bytes, Meeting] = {}
         self._ended: dict[int, float] = {}  # since when this one knows it
         self._gone: int | None = None
-        self._why = ""
-        self._over = False
+        self._why, self._over = "", False
         self._lock = threading.RLock()
+        in_child(self.forget)
 
     @property
     def lifeline(self) -> Star:
@@ -400,7 +402,6 @@ def join(job: Announced, doing: str) -> Star:
             with roll_call(wait, doing):
                 _star = _met(job, wait)
             atexit.register(_star.leave)
-            os.register_at_fork(after_in_child=_star.forget)
         return _star
 
 
@@ -452,8 +453,8 @@ def _met(job: Announced, wait: SimpleNamespace) -> Star:
 def _machine() -> str:
     """The same for processes that can hand memory to each other: of one machine, and of one network there."""
     with suppress(OSError):
-        return f"{machine_id()} {os.stat('/proc/self/ns/net').st_ino}"
-    return machine_id()
+        return f"{boot()} {os.stat('/proc/self/ns/net').st_ino}"
+    return boot()
 
 
 def _opened(job: Announced, name: str, told: str) -> Hub:
@@ -478,7 +479,7 @@ def _opened(job: Announced, name: str, told: str) -> Hub:
 def _reached(job: Announced, name: str, told: str) -> Link:
     """A connection to rank 0. Raises OSError; ValueError, KeyError of a file that is none."""
     with suppress(OSError):  # on its machine the system tells whose process it is
-        where = Address(machine_id(), name, (), 0)
+        where = Address(boot(), name, (), 0)
         return reached(where, None, _CALL_S, most_bytes=MOST_FRAME, trusts_system=True)
     if job.near:
         raise OSError("nobody listens on this machine")

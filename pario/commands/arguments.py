@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import click
@@ -34,6 +34,12 @@ as_json = click.option(
 
 def number(*names: str, help: str, default: float, kind: click.ParamType | None = None) -> Decorator:
     return click.option(*names, default=default, show_default=True, type=kind or click.IntRange(1), help=help)
+
+
+def choice(*names: str, known: Iterable[str], help: str) -> Decorator:
+    """known : the default first"""
+    one, *others = known
+    return click.option(*names, default=one, show_default=True, type=click.Choice([one, *others]), help=help)
 
 
 batch_size = number("-b", "--batch-size", help="Records per rank and batch.", default=64)

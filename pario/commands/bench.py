@@ -36,19 +36,11 @@ def bench() -> None:
 @arguments.path
 @arguments.db
 @arguments.batch_size
-@click.option(
-    "--shuffle",
-    default="none",
-    show_default=True,
-    type=click.Choice(["none", "global", "block"]),
-    help="Order of the records.",
-)
+@arguments.choice("--shuffle", known=("none", "global", "block"), help="Order of the records.")
 @arguments.decoder
-@click.option(
+@arguments.choice(
     "--recipe",
-    default="auto",
-    show_default=True,
-    type=click.Choice(list(RECIPES)),
+    known=RECIPES,
     help="How to read: as pario does, or a step of LMDBIO, or plain py-lmdb (measurements/recipes.md).",
 )
 @click.option("--size", type=click.IntRange(1), help="Pixels to which the decoder image scales pictures.")
@@ -59,7 +51,9 @@ def bench() -> None:
 @click.option("--inflight", type=int, help="Reads in flight per reading rank. Default: as measured.")
 @click.option("--report", is_flag=True, help="Print what each rank did, and the slow part.")
 @arguments.as_json
-def run(path: str, db: str | None, inflight: int | None, report: bool, **workload: Any) -> int:
+def run(
+    path: str, inflight: int | None, report: bool, epochs: int, decoder: str | None, size: int | None, **how: Any
+) -> int:
     """Measure how fast a dataset is read, and why.
 
     Reads epochs as a training job would. Use the batch size, shuffle and decoder of your job, and start it as you start
@@ -71,19 +65,18 @@ def run(path: str, db: str | None, inflight: int | None, report: bool, **workloa
       python -m pario bench run train.lmdb --decoder datum
       mpiexec -n 4 python -m pario bench run train.lmdb --shuffle block --batch-size 256 --epochs 2 --report
     """
-    from pario.bench.dataset import DatasetBench, Workload
+    from pario.bench.dataset import DatasetBench
     from pario.commands.dataset import selected
     from pario.commands.decoder import find_decoder
 
     # Collective.
-    decoder, size = workload["decoder"], workload.pop("size")
-    workload["decoder"] = find_decoder(decoder, **({"size": size} if size else {})) if decoder else None
-    workload["shuffle"] = workload["shuffle"] != "none" and workload["shuffle"]
-    workload["select"] = selected(workload["select"])
-    what = Workload(**workload, options=Options(inflight="auto" if inflight is None else inflight))
-    with DatasetBench(path, what, db=db, progress=screen.progress("leaf pages", "page")) as measured:
+    how["decoder"] = find_decoder(decoder, **({"size": size} if size else {})) if decoder else None
+    how["shuffle"] = how["shuffle"] != "none" and how["shuffle"]
+    how["select"] = selected(how["select"])
+    how["options"] = Options(inflight="auto" if inflight is None else inflight)
+    with DatasetBench(path, progress=screen.progress("leaf pages", "page"), **how) as measured:
         screen.running = True
-        for number in range(1, what.epochs + 1):
+        for number in range(1, epochs + 1):
             bar = screen.bar(measured.batches, f"epoch {number}", "batch")
             epoch = measured.epoch(bar.update)
             screen.end_bar()

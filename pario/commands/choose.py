@@ -97,7 +97,7 @@ def _loaded(values: list[bytes], found: list[Candidate], application: Applicatio
         sizes = np.array([len(value) for value in values])
         with ExitStack() as stack:
             crew = stack.enter_context(closing(Crew(world)))
-            writer = stack.enter_context(closing(Writer(crew.lanes["write"], source, subdir=False, databases=0)))
+            writer = stack.enter_context(closing(Writer(crew.writer, source, subdir=False, databases=0)))
             writer.begin(None, 0, [])
             keys = [b"%010d" % k for k in range(len(values))]
             writer.append([Batch(keys, sizes, np.frombuffer(b"".join(values), np.uint8))])

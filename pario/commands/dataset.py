@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -106,15 +107,10 @@ class Dataset:
         """Named databases; looks no further than the first leaf page if that holds records only."""
         if self.snapshot.main.md_root < 0:
             return []
-        names: list[bytes] = []
         first = next(self.main.leaves())
         if not any(first.node(i).flags == F_SUBDATA for i in range(first.n)) and self.snapshot.main.md_leaf_pages > 64:
             return []
-        for name in database_names(self.main):
-            names.append(name)
-            if len(names) == most:
-                break
-        return names
+        return list(islice(database_names(self.main), most))
 
     def database(self, db: str | None) -> Tree:
         """The tree of records that `db` names; None is the main database. Raises DatabaseError, EmptyError."""

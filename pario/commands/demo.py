@@ -47,17 +47,14 @@ def demo(ranks: int, folder: Path | None) -> int:
     from pario.commands.mpiexec import find_mpiexec
 
     if screen.launched:
-        screen.say(
-            "error: the demo starts mpiexec itself; run it without mpiexec or srun.\n"
-            "To see the same training under your launcher: srun python examples/train_digits.py",
-            err=True,
+        return screen.refuse(
+            "the demo starts mpiexec itself; run it without mpiexec or srun.\n"
+            "To see the same training under your launcher: srun python examples/train_digits.py"
         )
-        return 2
     needs = {"sklearn": "scikit-learn", "lmdb": "lmdb"}
     missing = [package for name, package in needs.items() if importlib.util.find_spec(name) is None]
     if missing:
-        screen.say(f"error: the demo needs {' and '.join(missing)}: {how_to_install('demo')}", err=True)
-        return 2
+        return screen.refuse(f"the demo needs {' and '.join(missing)}: {how_to_install('demo')}")
     how = f"mpiexec starts {ranks} ranks of the same script" if ranks > 1 else "one process, without MPI"
     screen.say(_WORDS.format(how=how))
     screen.say()

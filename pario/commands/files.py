@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from functools import partial
 
 import click
 
@@ -13,8 +13,6 @@ from pario.commands.screen import screen
 from pario.errors import OptionError
 from pario.options import Tier
 
-if TYPE_CHECKING:
-    from pario.files.tree import Tree
 
 @click.command()
 @click.argument("sources", metavar="LMDB[=NAME]...", nargs=-1, required=True)
@@ -83,22 +81,17 @@ def view(words: tuple[str, ...], extensions: bool, held: str, output: str | None
     from pario.commands.run_service import join_service
     from pario.files.launch import Plan, run_under_view
     from pario.files.outputs import Outputs
+    from pario.files.tree import Tree
     from pario.files.view import Limits
 
     shown, command = _divided(words)
-    roots = [(folder, _opener(path, extensions)) for path, folder in shown]
+    roots = [(folder, partial(Tree, {"": path}, extensions=extensions)) for path, folder in shown]
     limits = Limits(held_bytes=_size(held))
     if local and not output:
         raise OptionError("--local says where outputs stay, and there are none", hint="Name their folder: --output DIR")
     join_service()
     outputs = Outputs(output, local) if output else None
     return run_under_view(Plan(roots, command, limits, outputs))
-
-
-def _opener(path: str, extensions: bool) -> Callable[[], Tree]:
-    from pario.files.tree import Tree
-
-    return lambda: Tree({"": path}, extensions=extensions)
 
 
 def _divided(words: Sequence[str]) -> tuple[list[tuple[str, str]], Sequence[str]]:

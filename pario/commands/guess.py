@@ -115,7 +115,7 @@ def suggest(value: bytes, nbytes: int) -> str:
         inner = suggest(inside, len(inside)) if inside else ""
         return f"pario.decode.{find(said[:4]).cls}({inner})"
     _, advice = describe(np.frombuffer(value[:16], np.uint8))
-    call = advice.removeprefix("use ")
+    call = advice.removeprefix("Use ")
     return call if call.endswith("()") and call.startswith("pario.decode.") else ""
 
 

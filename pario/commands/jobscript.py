@@ -128,9 +128,9 @@ def _write(name: str, sbatch: Mapping[str, str], values: dict[str, str], output:
         values["DATA"] = str(Path(values["DATA"]).absolute())
     script = None if output == "-" else Path(output or f"{name}.slurm")
     if script is not None and script.exists() and not force:
-        return _refuse(f"{script} exists already: name another file with --output, or replace it with --force")
+        return screen.refuse(f"{script} exists already: name another file with --output, or replace it with --force")
     if script is not None and not script.parent.is_dir():
-        return _refuse(f"there is no directory {script.parent}")
+        return screen.refuse(f"there is no directory {script.parent}")
     lesson = _LESSONS.get(name)
     copied: Path | None = None
     if lesson and "SCRIPT" not in values:
@@ -146,7 +146,7 @@ def _write(name: str, sbatch: Mapping[str, str], values: dict[str, str], output:
     try:
         text = fill(text, sbatch, values)
     except KeyError as e:
-        return _refuse(f"{name} has no {e.args[0]}; its knobs are {', '.join(knobs(text))}")
+        return screen.refuse(f"{name} has no {e.args[0]}; its knobs are {', '.join(knobs(text))}")
     for knob in ("DATA", "SCRIPT") if copied is None else ("DATA",):  # the copy is made below
         if knob in values and "$" not in values[knob] and not Path(values[knob]).exists():
             screen.note(f"note: there is no {values[knob]} here; the job needs it on its nodes")
@@ -180,8 +180,3 @@ def _first_sentence(text: str) -> str:
 def _quoted(word: str) -> str:
     """A word quoted for bash; references to variables stay unquoted."""
     return f'"{word}"' if re.search(r"\$\w|\$\{", word) and '"' not in word else shlex.quote(word)
-
-
-def _refuse(why: str) -> int:
-    screen.say(f"error: {why}", err=True)
-    return 2

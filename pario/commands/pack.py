@@ -26,14 +26,14 @@ _folder = click.option("--folder", "in_folder", is_flag=True, help="Make DST a f
     "--dictionary", default="auto", show_default=True, metavar="auto|no|SIZE", help="Dictionary of small records: 32k."
 )
 @click.option("--db", "dbs", multiple=True, metavar="NAME", help="Pack only this named database; repeatable.")
-@click.option(
-    "--links", default="follow", show_default=True, type=click.Choice(["follow", "keep"]),
+@arguments.choice(
+    "--links",
+    known=("follow", "keep"),
     help="Pack what symbolic links that lead out of a folder lead to, or keep the links.",
-)  # fmt: skip
-@click.option(
-    "--keys", default="path", show_default=True, type=click.Choice(["path", "hash"]),
-    help="Keep paths that are too long for a key beside the records (hash).",
-)  # fmt: skip
+)
+@arguments.choice(
+    "--keys", known=("path", "hash"), help="Keep paths that are too long for a key beside the records (hash)."
+)
 @click.option("--no-prefix", is_flag=True, help="Take the keys of several SRC as they are.")
 @_folder
 @click.option("--force", is_flag=True, help="Replace DST, when the new one is complete.")

@@ -13,6 +13,7 @@ import signal
 import sys
 import types
 from collections.abc import Callable, Sequence
+from glob import escape, glob
 from typing import TYPE_CHECKING
 
 import click
@@ -60,8 +61,7 @@ def _run(module: bool, target: str, arguments: Sequence[str]) -> int:
     nothing, and what the script raises."""
     why = _missing(module, target)
     if why:
-        screen.say(f"error: {why}", err=True)
-        return 2
+        return screen.refuse(why)
     from pario.commands.run_service import join_service
 
     join_service()  # begins while the script does
@@ -182,14 +182,10 @@ def _merge(output: str) -> int:
 
 def _parts_of(output: str) -> list[str]:
     """The files that ranks have left beside a trace, in rank order."""
-    stem, suffix = os.path.splitext(os.path.basename(output))
-    found = {}
-    with contextlib.suppress(OSError):
-        for name in os.listdir(os.path.dirname(output) or "."):
-            number = name.removeprefix(f"{stem}.rank").removesuffix(suffix)
-            if name == f"{stem}.rank{number}{suffix}" and number.isdecimal():
-                found[int(number)] = os.path.join(os.path.dirname(output), name)
-    return [path for _, path in sorted(found.items())]
+    stem, suffix = os.path.splitext(output)
+    parts = glob(f"{escape(stem)}.rank*{escape(suffix)}")
+    found = {path.removeprefix(f"{stem}.rank").removesuffix(suffix): path for path in parts}
+    return [found[number] for number in sorted(filter(str.isdecimal, found), key=int)]
 
 
 def _where(output: str) -> str:

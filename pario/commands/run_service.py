@@ -78,13 +78,12 @@ def use_own_service(tiers: Sequence[Tier]) -> None:
 def _folder(tiers: Sequence[Tier]) -> str:
     """The same for all scripts that can share a service. Raises OSError, OptionError."""
     from pario.tiers.asking import here
-    from pario.wire.client import machine_id
 
     temporary = tempfile.gettempdir()
     if machine.file_system(temporary).shared:  # the folder of a service is on a disk of the node
         temporary = "/tmp"
     # A process of another container may not be able to map what the service holds.
-    words: list[object] = [__version__, machine_id(), os.stat("/proc/self/ns/pid").st_ino]
+    words: list[object] = [__version__, machine.boot(), os.stat("/proc/self/ns/pid").st_ino]
     for tier in tiers:
         where = tier.where if tier.where == "memory" else os.path.abspath(here(tier.where))
         words += [where, tier.quota_bytes, tier.force]

@@ -50,6 +50,11 @@ class Screen:
         if not self.quiet:
             self.say(text, err=True)
 
+    def refuse(self, why: str) -> int:
+        """An error on stderr; returns the exit status."""
+        self.say(f"error: {why}", err=True)
+        return 2
+
     def tell(self, facts: dict[str, Any] | None = None, **more: Any) -> None:
         """Facts for --json: numbers without units in their text, sizes in bytes, times in seconds."""
         self._facts |= (facts or {}) | more

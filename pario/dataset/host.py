@@ -390,7 +390,7 @@ class Host:
         """Let all services open the dataset; who would keep what if that were decided now. Raises OptionError."""
         grid = Grid(asked.file_bytes, CHUNK_BYTES)
         assert self._service is not None  # which has got the question
-        room = self._service.lanes["room"]
+        room = self._service.room
         answers: list[Future[bytes]] = [
             room.call(self._answer_room, body)
             if node == self.number

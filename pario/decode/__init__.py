@@ -47,28 +47,9 @@ _HOMES = {
 }
 
 __all__ = [
-    "Datum",
-    "Decoder",
-    "Draw",
-    "Function",
-    "Gzip",
-    "Image",
-    "Json",
-    "Kernel",
-    "MsgPack",
-    "Npy",
-    "Npz",
-    "Pickle",
-    "Raw",
-    "Struct",
-    "TensorProtos",
-    "Text",
-    "Zlib",
-    "Zstd",
-    "as_decoder",
-    "kernel",
-    "preset",
-]
+    "Datum", "Decoder", "Draw", "Function", "Gzip", "Image", "Json", "Kernel", "MsgPack", "Npy", "Npz", "Pickle", "Raw",
+    "Struct", "TensorProtos", "Text", "Zlib", "Zstd", "as_decoder", "kernel", "preset",
+]  # fmt: skip
 
 if TYPE_CHECKING:
     from pario.decode.base import Decoder, Draw

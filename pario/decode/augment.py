@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -56,63 +55,53 @@ class Scratch(threading.local):
 scratch = Scratch()
 
 
-@dataclass
 class Augment:
     """The options of `Image` that change a decoded picture; see there. Raises OptionError.
 
-    size : (h, w) of the rows, or None: of record 0
+    options : by name
     color : of the picture, as in `Image`; planar: rows are CHW
+    size : (h, w) of the rows, or None: of record 0
     """
 
-    crop: str | None
-    scale: Any
-    ratio: Any
-    central: Any
-    flip: Any
-    jitter: Any
-    mean: Any
-    std: Any
-    dtype: Any
-    color: str
-    planar: bool
-    size: tuple[int, int] | None
-
-    def __post_init__(self) -> None:
-        if self.crop not in _CROPS:
-            raise OptionError(f'crop must be None, "center" or "random", got {self.crop!r}')
-        if self.crop and self.size is None:
-            raise OptionError(f"crop={self.crop!r} needs size=, the size of the batch's images")
-        least, most = _pair(self.scale, "scale")
+    def __init__(self, options: Mapping[str, Any], color: str, planar: bool, size: tuple[int, int] | None) -> None:
+        names = ("crop", "scale", "ratio", "central", "flip", "jitter", "mean", "std", "dtype")
+        crop, scale, ratio, central, flip, jitter, mean, std, dtype = (options[name] for name in names)
+        self.crop, self.planar = crop, planar
+        if crop not in _CROPS:
+            raise OptionError(f'crop must be None, "center" or "random", got {crop!r}')
+        if crop and size is None:
+            raise OptionError(f"crop={crop!r} needs size=, the size of the batch's images")
+        least, most = _pair(scale, "scale")
         if most > 1:
-            raise OptionError(f"scale must be shares of the image's area, at most 1, got {self.scale!r}")
-        narrow, wide = _pair(self.ratio, "ratio")
-        if not _is_number(self.central) or not 0 < self.central <= 1:
-            raise OptionError(f"central must be a share of the sides, above 0 and at most 1, got {self.central!r}")
-        if self.crop == "center" and self.size:
-            narrow = self.size[1] / self.size[0]
+            raise OptionError(f"scale must be shares of the image's area, at most 1, got {scale!r}")
+        narrow, wide = _pair(ratio, "ratio")
+        if not _is_number(central) or not 0 < central <= 1:
+            raise OptionError(f"central must be a share of the sides, above 0 and at most 1, got {central!r}")
+        if crop == "center" and size:
+            narrow = size[1] / size[0]
         #: see kernels.picture.draw_picture
         self.chance = np.zeros(10)
         self.chance[:4] = least, most, math.log(narrow), math.log(wide)
-        self.chance[4] = _share(0.5 if self.flip is True else self.flip, "flip")
-        self.chance[5:9] = _jitters(self.jitter, self.color)
-        self.chance[9] = self.central
+        self.chance[4] = _share(0.5 if flip is True else flip, "flip")
+        self.chance[5:9] = _jitters(jitter, color)
+        self.chance[9] = central
         self.jitters = bool(self.chance[5:9].any())
 
-        counts = self.mean is not None or self.std is not None
+        counts = mean is not None or std is not None
         #: of the rows
-        self.result = _row_dtype(self.dtype, counts)
+        self.result = _row_dtype(dtype, counts)
         self.kind = _KINDS[self.result.name]
-        channels = 1 if self.color == "GRAY" else 3
-        mean, std = _per_channel(self.mean, 0.0, "mean", channels), _per_channel(self.std, 1.0, "std", channels)
-        if (abs(mean) > 1).any() or (std <= 0).any():
+        channels = 1 if color == "GRAY" else 3
+        means, stds = _per_channel(mean, 0.0, "mean", channels), _per_channel(std, 1.0, "std", channels)
+        if (abs(means) > 1).any() or (stds <= 0).any():
             raise OptionError(
-                f"mean and std count in units of 1, where white is 1, and std is above 0; got mean={self.mean!r}, "
-                f"std={self.std!r}",
+                f"mean and std count in units of 1, where white is 1, and std is above 0; got mean={mean!r}, "
+                f"std={std!r}",
                 hint="Divide by 255 what counts in levels of 0 to 255.",
             )
-        grey = _GREY[::-1] if self.color == "BGR" else _GREY
+        grey = _GREY[::-1] if color == "BGR" else _GREY
         #: see kernels.picture.picture_row
-        factors, summands = 1 / (255 * std), -mean / std
+        factors, summands = 1 / (255 * stds), -means / stds
         if self.kind == kernel.U8:
             factors, summands = np.ones(3), np.zeros(3)
         self.colors = np.concatenate([factors, summands, grey]).astype(np.float32)

@@ -8,6 +8,7 @@ once, when all its rows are written.
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,8 +23,8 @@ from pario.errors import DecodeError
 from pario.records import Records
 
 __all__ = [
-    "ArraySpec", "Decoder", "Draw", "Failures", "Parts", "Verbatim", "columns", "describe", "extent", "flat",
-    "past_caches", "shown",
+    "Around", "ArraySpec", "Decoder", "Draw", "Failures", "Parts", "Verbatim", "columns", "describe", "extent",
+    "flat", "past_caches", "same", "shown",
 ]  # fmt: skip
 
 #: shape with the first axis, dtype
@@ -123,12 +124,10 @@ class Decoder(ABC):
     @property
     def is_open(self) -> bool:
         """Whether what was learnt leaves something to further records, which `learn` is shown until it does not."""
-        return self.users is not self and self.users.is_open
+        return False
 
-    def settle(self, seen: int) -> None:
+    def settle(self, seen: int) -> None:  # noqa: B027  most learn all from one record
         """Called where no further records are shown, after `seen`. Raises OptionError if they say too little."""
-        if self.users is not self:
-            self.users.settle(seen)
 
     @abstractmethod
     def shapes(self, records: Records) -> dict[str, ArraySpec]:
@@ -196,10 +195,55 @@ class Decoder(ABC):
             raise DecodeError(f"{self!r} has not seen a record yet", hint="Call learn(record), or assign spec, first")
         return self.spec
 
-    def _repr(self, **options: tuple[Any, Any]) -> str:
-        """Class name with the options that differ from their default: name = (value, default)."""
-        said = (f"{name}={shown(value)}" for name, (value, default) in options.items() if value is not default)
+    def _refused(self, record: np.ndarray, why: str, what: str = "", hint: str | None = None) -> DecodeError:
+        """The error about a record u8[k] that this decoder cannot read, with the advice that its first bytes give,
+        unless it is to use this decoder. what : stands before the reason; hint : where there is no advice"""
+        begins, advice = describe(record)
+        advice = "" if f".{type(self).__name__}(" in advice else advice
+        return DecodeError(f"{what or f'{self!r} cannot decode this record'}: {why}; {begins}", hint=advice or hint)
+
+    def __repr__(self) -> str:
+        given = self.arguments().items()
+        said = (f"{name}={shown(value)}" for name, (value, default) in given if not same(value, default))
         return f"{type(self).__name__}({', '.join(said)})"
+
+    def arguments(self) -> dict[str, tuple[Any, Any]]:
+        """What the constructor was given, and is kept by its name: name -> (value, default)."""
+        named = (p for p in inspect.signature(type(self)).parameters.values() if p.kind is not p.VAR_KEYWORD)
+        return {p.name: (getattr(self, p.name, p.default), p.default) for p in named}
+
+
+class Around(Decoder):
+    """Base of decoders around another one, `inner`, which alone learns something."""
+
+    inner: Decoder
+
+    @property
+    def spec(self) -> Any:  # type: ignore[override]
+        return self.inner.spec
+
+    @spec.setter
+    def spec(self, spec: Any) -> None:
+        self.inner.spec = spec
+
+    @property
+    def is_open(self) -> bool:
+        return self.inner.is_open
+
+    def settle(self, seen: int) -> None:
+        self.inner.settle(seen)
+
+    def blank(self, arrays: dict[str, np.ndarray], row: int) -> None:
+        self.inner.blank(arrays, row)
+
+    def finish(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return self.inner.finish(arrays)
+
+
+def same(value: Any, default: Any) -> bool:
+    """Whether an option has its default value."""
+    plain = type(value) is type(default) and isinstance(default, (str, int, float, tuple))
+    return value is default or (plain and bool(value == default))
 
 
 def shown(value: Any) -> str:

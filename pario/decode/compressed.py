@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from pario.codec.library import find_package
-from pario.decode.base import ArraySpec, Decoder, Draw, Failures, describe
+from pario.decode.base import Around, ArraySpec, Decoder, Draw, Failures
 from pario.decode.given import as_decoder
 from pario.errors import DecodeError, OptionError, how_to_install
 from pario.records import Records
 
-_zstandard = functools.partial(find_package, "zstd")
+_zstandard = functools.partial(find_package, "zstandard")
 
 _MOST = 120 << 20
 #: Bytes to decompress before the inner decoder gets them.
@@ -32,7 +32,7 @@ class _Broken(Exception):
     """Why a record cannot be decompressed; never leaves this file."""
 
 
-class Compressed(Decoder):
+class Compressed(Around):
     """Base of decoders that decompress each record and give it to another decoder.
 
     decoder : Decoder, function or None
@@ -60,24 +60,6 @@ class Compressed(Decoder):
         most = "" if self.most_bytes == _MOST else f", most_bytes={self.most_bytes}"
         return f"{type(self).__name__}({self.inner!r}{most})"
 
-    @property
-    def spec(self) -> Any:  # type: ignore[override]
-        return self.inner.spec
-
-    @spec.setter
-    def spec(self, spec: Any) -> None:
-        self.inner.spec = spec
-
-    @property
-    def is_open(self) -> bool:
-        return self.inner.is_open
-
-    def settle(self, seen: int) -> None:
-        self.inner.settle(seen)
-
-    def blank(self, arrays: dict[str, np.ndarray], row: int) -> None:
-        self.inner.blank(arrays, row)
-
     @abstractmethod
     def unpack(self, record: bytes) -> bytes:
         """The content. Raises _Broken, or what the library raises."""
@@ -97,12 +79,7 @@ class Compressed(Decoder):
         try:
             inside = self._unpacked(record)
         except _Broken as error:
-            begins, advice = describe(record)
-            mine = f".{type(self).__name__}("
-            raise DecodeError(
-                f"not {self.kind} data: {error}; {begins}",
-                hint=f"{advice[0].upper()}{advice[1:]}" if advice and mine not in advice else None,
-            ) from error
+            raise self._refused(record, str(error), f"not {self.kind} data") from error
         try:
             return self.inner.learn_at(np.frombuffer(inside, np.uint8), number, draw)
         except DecodeError as error:
@@ -119,14 +96,11 @@ class Compressed(Decoder):
         first, waiting, held = 0, list[bytes](), 0
         for i in range(len(records)):
             try:
-                inside = self._unpacked(records[i])
+                waiting.append(self._unpacked(records[i]))
+                held += len(waiting[-1])
             except _Broken as error:
                 failures.append((i, f"not {self.kind} data: {error}"))
-                failures += self._inside(records, first, waiting, out, draw)
-                first, waiting, held = i + 1, [], 0
-                continue
-            waiting.append(inside)
-            held += len(inside)
+                held = _UNIT  # what waits comes before a gap
             if held >= _UNIT:
                 failures += self._inside(records, first, waiting, out, draw)
                 first, waiting, held = i + 1, [], 0
@@ -150,7 +124,7 @@ class Compressed(Decoder):
 
     def finish(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         if self.inner.by_rows:
-            return self.inner.finish(arrays)
+            return super().finish(arrays)
         values = list(arrays["data"])
         records = Records.of(np.arange(len(values)), values)
         whole = {name: np.empty(shape, dtype) for name, (shape, dtype) in self.inner.shapes(records).items()}

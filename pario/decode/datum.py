@@ -8,7 +8,8 @@ from typing import Any, Literal
 import numpy as np
 
 from pario.decode import image as images
-from pario.decode.base import ArraySpec, Decoder, Draw, Failures, Verbatim, columns, describe, extent, flat, past_caches
+from pario.decode.base import ArraySpec, Decoder, Draw, Failures, Verbatim, columns, extent, flat, past_caches
+from pario.decode.tensor_protos import encoded
 from pario.errors import DecodeError, OptionError
 from pario.kernels import datum as kernel
 from pario.kernels.convert import MEAN_CHANNEL, MEAN_ONE, MEAN_PIXEL, crop_f32, crop_u8, draw_window, hwc_to_chw
@@ -18,6 +19,7 @@ _I64 = np.dtype(np.int64)
 _U8 = np.dtype(np.uint8)
 _F32 = np.dtype(np.float32)
 
+_ANY = "Raw() takes any bytes, a function decodes any format"
 _BROKEN = {
     kernel.OUTSIDE: "the record lies outside the bytes that were read",
     kernel.TRUNCATED: "the record ends inside this field",
@@ -127,18 +129,6 @@ class Datum(Decoder):
         self.layout = layout
         self._spec: DatumSpec | None = None
 
-    def __repr__(self) -> str:
-        return self._repr(
-            crop=(self.crop, None),
-            crop_mode=(self.crop_mode if self.crop_mode != "center" else None, None),
-            mirror=(self.mirror, False),
-            mean=(self.mean, None),
-            scale=(self.scale, None),
-            dtype=(self.dtype, None),
-            color=(self.color if self.color != "BGR" else None, None),
-            layout=(self.layout if self.layout != "CHW" else None, None),
-        )
-
     @property
     def spec(self) -> DatumSpec | None:  # type: ignore[override]
         """The result of `learn`; None before."""
@@ -179,7 +169,6 @@ class Datum(Decoder):
         self._dtype = _F32 if floats or touched or self.dtype == _F32 else _U8
         self._as_bytes = self._dtype == _U8
         self._row = (spec.channels, height, width)
-        self._shapes: dict[int, dict[str, ArraySpec]] = {}
         self._drawn = random or bool(self.mirror)
         self._geometry = np.array(
             [
@@ -201,7 +190,8 @@ class Datum(Decoder):
     def learn(self, record: np.ndarray) -> DatumSpec:
         message = _parse(record, 0, len(record))
         if message.status != kernel.OK:
-            raise self._not_a_datum(f"at byte {message.at}: {_BROKEN[message.status]}", record)
+            why = f"at byte {message.at}: {_BROKEN[message.status]}"
+            raise self._refused(record, why, "not a Caffe Datum", _ANY)
         source = message.source
         if source == "encoded":
             picture = record[message.data_at : message.data_at + message.data_nbytes]
@@ -213,29 +203,16 @@ class Datum(Decoder):
         else:
             reason = _mismatch(message)
             if reason:
-                raise self._not_a_datum(reason, record)
+                raise self._refused(record, reason, "not a Caffe Datum", _ANY)
             spec = DatumSpec(source, *message.shape)
         self.spec = spec
         return spec
 
-    def _not_a_datum(self, reason: str, record: np.ndarray) -> DecodeError:
-        begins, advice = describe(record)
-        return DecodeError(
-            f"not a Caffe Datum: {reason}; {begins}",
-            hint=(advice[0].upper() + advice[1:]) if advice else "Raw() takes any bytes, a function decodes any format",
-        )
-
     def shapes(self, records: Records) -> dict[str, ArraySpec]:
         self._learnt()
-        n = len(records)
-        found = self._shapes.get(n)
-        if found is None:
-            if len(self._shapes) > 64:
-                self._shapes.clear()
-            channels, *size = self._row
-            row = (channels, *size) if self.layout == "CHW" else (*size, channels)
-            found = self._shapes[n] = {"data": ((n, *row), self._dtype), "label": ((n,), _I64)}
-        return found
+        n, (channels, *size) = len(records), self._row
+        row = (channels, *size) if self.layout == "CHW" else (*size, channels)
+        return {"data": ((n, *row), self._dtype), "label": ((n,), _I64)}
 
     def decode(self, records: Records, out: dict[str, np.ndarray], draw: Draw) -> Failures:
         self._learnt()
@@ -281,7 +258,7 @@ class Datum(Decoder):
     def _decode_images(self, records: Records, out: dict[str, np.ndarray], draw: Draw) -> Failures:
         failures: Failures = []
         channels, height, width = self._row
-        fixed = self._geometry[1] >= 0
+        fixed, chance = self._geometry[1] >= 0, self._geometry[5:7].tolist()
         # Large arrays come from the kernel and go back to it: keeping one saves every image its page faults.
         picture: np.ndarray = np.empty((0, 0, channels), np.uint8)
         planes: np.ndarray = picture
@@ -309,7 +286,7 @@ class Datum(Decoder):
             if planes.size != pixels.size:
                 planes = np.empty(pixels.size, np.uint8)
             hwc_to_chw(pixels, channels, planes)
-            top, left, flip = draw_window(draw.key, int(records.ids[i]), h, w, height, width, *self._chance())
+            top, left, flip = draw_window(draw.key, int(records.ids[i]), h, w, height, width, *chance)
             window = top, left, height, width, flip
             if self._as_bytes:
                 crop_u8(planes, 0, (channels, h, w), flat(out["data"][i]), 0, window, False)
@@ -318,9 +295,6 @@ class Datum(Decoder):
                 row = flat(out["data"][i], np.float32)
                 crop_f32(planes, 0, (channels, h, w), row, 0, window, self._mean, kind, self._scale)
         return failures
-
-    def _chance(self) -> tuple[int, int]:
-        return int(self._geometry[5]), int(self._geometry[6])
 
     def _why(self, message: _Message, start: int) -> str:
         if message.status != kernel.OK:
@@ -350,11 +324,7 @@ def _head(spec: DatumSpec) -> bytes:
         (3, 0, spec.width),
         (4, 2, spec.channels * spec.height * spec.width),
     ):
-        head += bytes([field << 3 | wire])
-        while value > 127:
-            head += bytes([value & 127 | 128])
-            value >>= 7
-        head += bytes([value])
+        head += bytes([field << 3 | wire]) + encoded(value)
     return head
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pario.decode.base import Draw
-from pario.decode.rows import RowDecoder
+from pario.decode.base import Draw, shown
+from pario.decode.rows import RowDecoder, RowOptions
 from pario.errors import OptionError
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 #: What a function may ask for, by the names of its parameters.
 ASKED = ("value", "key", "id", "rng")
@@ -57,14 +60,11 @@ class Function(RowDecoder):
         view: bool = False,
         rng: bool = False,
         parallel: bool = True,
-        ragged: str | Mapping[str, str] | None = None,
-        pad_value: Any = 0,
-        pad_multiple: int = 1,
-        optional: Iterable[str] = (),
+        **rows: Unpack[RowOptions],
     ) -> None:
         if not callable(f):
             raise OptionError(f"a decoder function must be callable, got {f!r}")
-        super().__init__(ragged, pad_value, pad_multiple, optional)
+        super().__init__(**rows)
         self.f, self.view, self.rng, self.parallel = f, bool(view), bool(rng), bool(parallel)
         self.asked, unknown = _asked(f)
         if len(unknown) > (self.rng and not (self.asked and "rng" in self.asked)):
@@ -76,10 +76,8 @@ class Function(RowDecoder):
 
     def __repr__(self) -> str:
         name = getattr(self.f, "__qualname__", None) or repr(self.f)
-        options = "".join(f", {key}=True" for key in ("view", "rng") if getattr(self, key))
-        said = self._repr(**self.options()).removeprefix(f"{type(self).__name__}(").removesuffix(")")
-        more = f", {said}" if said else ""
-        return f"{type(self).__name__}({name}{options}{'' if self.parallel else ', parallel=False'}{more})"
+        said = super().__repr__().removeprefix(f"{type(self).__name__}(f={shown(self.f)}")
+        return f"{type(self).__name__}({name}{said}"
 
     def value(self, record: np.ndarray, number: int, draw: Draw, key: bytes) -> Any:
         if self.view:

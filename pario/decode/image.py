@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from pario.decode.base import ArraySpec, Decoder, Draw, Failures, describe
+from pario.codec.library import find_package
+from pario.decode.base import ArraySpec, Decoder, Draw, Failures, describe, same
 from pario.decode.measured import JPEG, BadImage, check
 from pario.errors import DecodeError, OptionError, how_to_install
 from pario.records import Records
@@ -31,22 +32,8 @@ _INSTALL = how_to_install("image")
 _U8 = np.dtype(np.uint8)
 
 
-@functools.cache
-def _simplejpeg() -> Any:
-    try:
-        import simplejpeg
-    except ImportError:
-        return None
-    return simplejpeg
-
-
-@functools.cache
-def _cv2() -> Any:
-    try:
-        import cv2
-    except ImportError:
-        return None
-    return cv2
+_simplejpeg = functools.partial(find_package, "simplejpeg")
+_cv2 = functools.partial(find_package, "cv2")
 
 
 def size_of(value: Any, name: str) -> tuple[int, int]:
@@ -272,15 +259,15 @@ class Image(Decoder):
             "mean": mean, "std": std, "dtype": dtype,
         }  # fmt: skip
         for name, of in (("scale", "random"), ("ratio", "random"), ("central", "center")):
-            if crop != of and not _same(self.options[name], _PLAIN[name]):
+            if crop != of and not same(self.options[name], _PLAIN[name]):
                 raise OptionError(f'{name}= is for crop="{of}", got crop={crop!r}')
         self.augment: Augment | None = None
-        if not all(_same(self.options[name], _PLAIN[name]) for name in _CHANGES):
+        if not all(same(self.options[name], _PLAIN[name]) for name in _CHANGES):
             from pario.decode.augment import Augment
 
             if resize != "auto":
                 raise OptionError("resize= says how OpenCV resizes; crop, flip, jitter, mean, std and dtype do without")
-            self.augment = Augment(**self.options, color=color, planar=layout == "CHW", size=self.size)
+            self.augment = Augment(self.options, color, layout == "CHW", self.size)
         elif self.size and _cv2() is None:
             raise OptionError("Image(size=...) needs OpenCV, which is not installed", hint=_INSTALL)
         self.scaled = self.size is not None and (self.augment is None if scaled is None else bool(scaled))
@@ -294,31 +281,19 @@ class Image(Decoder):
         #: (h, w) of all images of a batch
         self.spec: tuple[int, int] | None = self.size
 
-    def __repr__(self) -> str:
-        drawn = {
-            name: (None if _same(value, _PLAIN[name]) else value, None) for name, value in self.options.items()
-        }
+    def arguments(self) -> dict[str, tuple[Any, Any]]:
         usual = self.size is not None and self.augment is None
-        return self._repr(
-            size=(self.size, None),
-            **drawn,
-            layout=(self.layout if self.layout != "HWC" else None, None),
-            color=(self.color if self.color != "RGB" else None, None),
-            resize=(self.resize if self.resize != "auto" else None, None),
-            scaled=(None if self.scaled is usual else self.scaled, None),
-            fast=(self.fast, False),
-            offset=(self.offset or None, None),
-            label=(self.label, None),
-            strict=(self.strict, True),
-        )
+        given = super().arguments()
+        drawn = {name: (value, given[name][1]) for name, value in self.options.items()}
+        offset, scaled = (self.offset or 0, 0), (None if self.scaled is usual else self.scaled, None)
+        return {**given, **drawn, "offset": offset, "scaled": scaled}
 
     def learn(self, record: np.ndarray) -> tuple[int, int]:
         try:
             image = decode(self._file(record), self.color, strict=self.strict)
         except BadImage as error:
             _, advice = describe(record)
-            hint = None if "Image()" in advice or not advice else advice[0].upper() + advice[1:]
-            raise DecodeError(f"not an image: {error}", hint=hint) from error
+            raise DecodeError(f"not an image: {error}", hint=None if "Image()" in advice else advice or None) from error
         self.spec = self.size or (image.shape[0], image.shape[1])
         return self.spec
 
@@ -435,10 +410,6 @@ _PLAIN: dict[str, Any] = {
 }  # fmt: skip
 #: Of these, the ones that the kernel does something about.
 _CHANGES = ("crop", "flip", "jitter", "mean", "std", "dtype")
-
-
-def _same(value: Any, plain: Any) -> bool:
-    return value is plain or (type(value) is type(plain) and isinstance(plain, (tuple, float)) and value == plain)
 
 
 def _offset(offset: Any) -> int | bytes:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pario.decode.base import Draw
-from pario.decode.rows import BadValue, FieldDecoder
+from pario.decode.rows import BadValue, FieldDecoder, RowOptions
 from pario.errors import OptionError
 from pario.text import read_json
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class Json(FieldDecoder):
@@ -34,23 +36,11 @@ class Json(FieldDecoder):
         Of what records may lack: beside x comes x_there, bool[b]; see docs/decoders.md.
     """
 
-    def __init__(
-        self,
-        fields: Any = None,
-        *,
-        arrays: str | None = None,
-        ragged: str | Mapping[str, str] | None = None,
-        pad_value: Any = 0,
-        pad_multiple: int = 1,
-        optional: Iterable[str] = (),
-    ) -> None:
-        super().__init__(fields, ragged=ragged, pad_value=pad_value, pad_multiple=pad_multiple, optional=optional)
+    def __init__(self, fields: Any = None, *, arrays: str | None = None, **rows: Unpack[RowOptions]) -> None:
+        super().__init__(fields, **rows)
         if arrays not in (None, "ase"):
             raise OptionError(f'arrays must be None or "ase", got {arrays!r}')
         self.arrays = arrays
-
-    def __repr__(self) -> str:
-        return self._repr(fields=(self.fields, None), arrays=(self.arrays, None), **self.options())
 
     def value(self, record: np.ndarray, number: int, draw: Draw, key: bytes) -> Any:
         return read_json(record.tobytes(), _from_ase if self.arrays else None)

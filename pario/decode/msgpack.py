@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pario.codec.library import find_package
 from pario.decode.base import Draw
-from pario.decode.rows import BadValue, FieldDecoder
+from pario.decode.rows import BadValue, FieldDecoder, RowOptions
 from pario.errors import OptionError, how_to_install
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+_msgpack = functools.partial(find_package, "msgpack")
 
 
 class MsgPack(FieldDecoder):
@@ -34,26 +39,12 @@ class MsgPack(FieldDecoder):
         Of what records may lack: beside x comes x_there, bool[b]; see docs/decoders.md.
     """
 
-    def __init__(
-        self,
-        fields: Any = None,
-        *,
-        raw: bool = False,
-        ragged: str | Mapping[str, str] | None = None,
-        pad_value: Any = 0,
-        pad_multiple: int = 1,
-        optional: Iterable[str] = (),
-    ) -> None:
-        super().__init__(fields, ragged=ragged, pad_value=pad_value, pad_multiple=pad_multiple, optional=optional)
+    def __init__(self, fields: Any = None, *, raw: bool = False, **rows: Unpack[RowOptions]) -> None:
+        super().__init__(fields, **rows)
         if _msgpack() is None:
-            raise OptionError(
-                "MsgPack() needs the package msgpack, which is not installed", hint=how_to_install("msgpack")
-            )
-
+            what = "MsgPack() needs the package msgpack, which is not installed"
+            raise OptionError(what, hint=how_to_install("msgpack"))
         self.raw = bool(raw)
-
-    def __repr__(self) -> str:
-        return self._repr(fields=(self.fields, None), raw=(self.raw, False), **self.options())
 
     def value(self, record: np.ndarray, number: int, draw: Draw, key: bytes) -> Any:
         try:
@@ -99,12 +90,3 @@ def _plain(said: dict[Any, Any]) -> dict[Any, Any]:
 
 def _text(item: Any) -> str:
     return item.decode("latin1") if isinstance(item, bytes) else str(item)
-
-
-@functools.cache
-def _msgpack() -> Any:
-    try:
-        import msgpack
-    except ImportError:
-        return None
-    return msgpack

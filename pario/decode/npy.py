@@ -10,15 +10,18 @@ import ast
 import io
 import math
 import zipfile
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from pario.decode.base import Draw, Failures, Verbatim, columns, flat, past_caches
-from pario.decode.rows import BadValue, Column, FieldDecoder, RowDecoder
+from pario.decode.rows import BadValue, Column, FieldDecoder, RowDecoder, RowOptions
 from pario.kernels.pack import pack_rows
 from pario.records import Records
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _MAGIC = b"\x93NUMPY"
 #: The longest header that is read, in bytes; NumPy's own limit is 10,000.
@@ -88,10 +91,7 @@ class Npy(RowDecoder):
     def __init__(
         self, *, ragged: str | Mapping[str, str] | None = None, pad_value: Any = 0, pad_multiple: int = 1
     ) -> None:
-        super().__init__(ragged, pad_value, pad_multiple)
-
-    def __repr__(self) -> str:
-        return self._repr(**self.options())
+        super().__init__(ragged=ragged, pad_value=pad_value, pad_multiple=pad_multiple)
 
     def value(self, record: np.ndarray, number: int, draw: Draw, key: bytes) -> Any:
         return array_of(record)[0]
@@ -169,24 +169,9 @@ class Npz(FieldDecoder):
 
     parallel = True
 
-    def __init__(
-        self,
-        fields: Any = "all",
-        *,
-        ragged: str | Mapping[str, str] | None = None,
-        pad_value: Any = 0,
-        pad_multiple: int = 1,
-        optional: Iterable[str] = (),
-        most_bytes: int = 120 << 20,
-    ) -> None:
-        fields = "all" if fields is None else fields
-        super().__init__(fields, ragged=ragged, pad_value=pad_value, pad_multiple=pad_multiple, optional=optional)
+    def __init__(self, fields: Any = "all", *, most_bytes: int = 120 << 20, **rows: Unpack[RowOptions]) -> None:
+        super().__init__("all" if fields is None else fields, **rows)
         self.most_bytes = int(most_bytes)
-
-    def __repr__(self) -> str:
-        fields = None if self.fields == "all" else self.fields
-        most = None if self.most_bytes == 120 << 20 else self.most_bytes
-        return self._repr(fields=(fields, None), **self.options(), most_bytes=(most, None))
 
     def value(self, record: np.ndarray, number: int, draw: Draw, key: bytes) -> dict[str, np.ndarray]:
         try:

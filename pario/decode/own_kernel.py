@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from pario.decode.base import ArraySpec, Decoder, Draw, Failures, columns, describe
-from pario.errors import DecodeError, OptionError
+from pario.decode.base import ArraySpec, Decoder, Draw, Failures, columns
+from pario.errors import OptionError
 from pario.records import Records
 
 #: what a kernel may ask for behind its rows
@@ -57,7 +58,6 @@ class Kernel(Decoder):
         self.f, self.debug, self.parallel = f, bool(debug), bool(parallel)
         self.outputs = _outputs(outputs)
         self.asked = _asked(f, list(self.outputs))
-        self._compiled: tuple[Any, Any] | None = None
         self.spec = True  # nothing depends on record 0
         self.__doc__ = f.__doc__ or type(self).__doc__
         self.__module__ = f.__module__
@@ -84,18 +84,14 @@ class Kernel(Decoder):
         out = {name: np.zeros(shape, dtype) for name, (shape, dtype) in self.shapes(records).items()}
         failures = self.decode(records, out, draw)
         if failures:
-            begins, advice = describe(record)
-            raise DecodeError(
-                f"{self!r} cannot decode this record: {failures[0][1]}; {begins}",
-                hint=f"{advice[0].upper()}{advice[1:]}" if advice else None,
-            )
+            raise self._refused(record, failures[0][1])
         return True
 
     def shapes(self, records: Records) -> dict[str, ArraySpec]:
         return {name: ((len(records), *shape), dtype) for name, (shape, dtype) in self.outputs.items()}
 
     def decode(self, records: Records, out: dict[str, np.ndarray], draw: Draw) -> Failures:
-        loop, _ = self._loop()
+        loop, _ = self._compiled
         data, starts, nbytes, codes = columns(records)
         ids = np.array(records.ids, np.int64)
         outside = (starts < 0) | (nbytes < 0) | (starts > len(data) - nbytes)
@@ -118,11 +114,10 @@ class Kernel(Decoder):
         failures += [(int(i), f"{self.f.__qualname__} returned {int(codes[i])}") for i in np.flatnonzero(codes)]
         return sorted(failures)
 
-    def _loop(self) -> tuple[Any, Any]:
-        """(loop, function), compiled. Raises OptionError if Numba cannot."""
-        if self._compiled is None:
-            self._compiled = _compile(self)
-        return self._compiled
+    @cached_property
+    def _compiled(self) -> tuple[Any, Any]:
+        """(loop, function). Raises OptionError if Numba cannot."""
+        return _compile(self)
 
 
 def kernel(

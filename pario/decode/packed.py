@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from pario.decode.base import ArraySpec, Decoder, Draw, Failures, Parts, Verbatim, flat
+from pario.decode.base import Around, ArraySpec, Decoder, Draw, Failures, Parts, Verbatim, flat
 from pario.decode.unpacking import Unpacking, laid_out
 from pario.errors import DecodeError
 from pario.records import Records
@@ -48,7 +48,7 @@ class _Scratch(threading.local):
         return self._memory
 
 
-class Packed(Decoder):
+class Packed(Around):
     """Unpacks values, and lets `inner` decode them. Of one loader: it cannot be pickled.
 
     unpacking : of the loader's files
@@ -72,14 +72,6 @@ class Packed(Decoder):
     @property
     def users(self) -> Decoder:
         return self.inner
-
-    @property
-    def spec(self) -> Any:  # type: ignore[override]
-        return self.inner.spec
-
-    @spec.setter
-    def spec(self, spec: Any) -> None:
-        self.inner.spec = spec
 
     def _straight(self) -> Verbatim | None:
         """Where whole values are copied to by the inner decoder, if that is all that it does."""
@@ -222,9 +214,6 @@ class Packed(Decoder):
         return failures
 
     # -- what only the inner decoder knows ---------------------------------------------------------------------------
-
-    def finish(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return self.inner.finish(arrays)
 
     def row_ids(self, ids: np.ndarray) -> np.ndarray:
         return self.inner.row_ids(ids)

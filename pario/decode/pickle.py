@@ -6,15 +6,18 @@ import codecs
 import io
 import pickle
 import warnings
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pario.decode.base import Draw
-from pario.decode.rows import BadValue, FieldDecoder
+from pario.decode.rows import BadValue, FieldDecoder, RowOptions
 from pario.decode.unpickle import NotAllowed, unpickle, whole
 from pario.errors import OptionError
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _WHY = (
     "unpickling runs code that the writer of the file chose: it can read, change and send whatever this account can. "
@@ -57,12 +60,9 @@ class Pickle(FieldDecoder):
         allow: Iterable[str] | None = None,
         allow_pickle: bool = False,
         encoding: str = "latin1",
-        ragged: str | Mapping[str, str] | None = None,
-        pad_value: Any = 0,
-        pad_multiple: int = 1,
-        optional: Iterable[str] = (),
+        **rows: Unpack[RowOptions],
     ) -> None:
-        super().__init__(fields, ragged=ragged, pad_value=pad_value, pad_multiple=pad_multiple, optional=optional)
+        super().__init__(fields, **rows)
         if allow is None and allow_pickle is not True:
             raise OptionError(
                 f"Pickle() has to be told how far to trust the file: {_WHY.rstrip()}",
@@ -78,19 +78,13 @@ class Pickle(FieldDecoder):
         except (LookupError, TypeError) as e:
             raise OptionError(f"encoding must be the name of one, or 'bytes', got {encoding!r}") from e
         self.encoding = encoding
-        self.allow = None if allow is None else tuple(allow)
+        self.allow, self.allow_pickle = None if allow is None else list(allow), allow_pickle
         if allow is None:
             warnings.warn(
                 f"Pickle(allow_pickle=True): {_WHY}Pickle(allow=[]) reads plain data and arrays without it.",
                 UserWarning,
                 stacklevel=2,
             )
-
-    def __repr__(self) -> str:
-        trust = f"allow={list(self.allow)!r}" if self.allow is not None else "allow_pickle=True"
-        trust += "" if self.encoding == "latin1" else f", encoding={self.encoding!r}"
-        said = self._repr(fields=(self.fields, None), **self.options()).removesuffix(")")
-        return f"{said}{'' if said.endswith('(') else ', '}{trust})"
 
     def value(self, record: np.ndarray, number: int, draw: Draw, key: bytes) -> Any:
         if self.allow is None:

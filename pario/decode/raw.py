@@ -47,11 +47,9 @@ class Raw(Decoder):
         #: shape of one record, () for scalars; None while unknown
         self.spec: tuple[int, ...] | None = self.shape if self.fixed and -1 not in self.shape else None
 
-    def __repr__(self) -> str:
-        return self._repr(
-            dtype=(self.dtype if self.fixed else None, None),
-            shape=(self.shape if self.fixed and self.shape != (-1,) else None, None),
-        )
+    def arguments(self) -> dict[str, tuple[Any, Any]]:
+        known = self.fixed and self.shape != (-1,)
+        return {"dtype": (self.dtype if self.fixed else None, None), "shape": (self.shape if known else None, None)}
 
     def learn(self, record: np.ndarray) -> tuple[int, ...] | None:
         if not self.fixed:

@@ -29,7 +29,7 @@ class Entry:
 
     @property
     def advice(self) -> str:
-        return f"use pario.decode.{self.call or self.cls + '()'}"
+        return f"Use pario.decode.{self.call or self.cls + '()'}"
 
 
 _ZLIB = tuple((bytes([0x78, level]), "zlib data") for level in (0x01, 0x5E, 0x9C, 0xDA))
@@ -65,11 +65,11 @@ DECODERS = (
 #: decoders around another one
 WRAPPERS = ("zlib", "gzip", "zstd")
 
-_OWN = "give a function as decoder"
+_OWN = "Give a function as decoder"
 #: first bytes that no decoder of pario reads
 _OTHERS = (
     (b"\xff\x0a", "a JPEG XL", _OWN),
-    (b"\x04\x22\x4d\x18", "an lz4 frame", "give a function as decoder: lz4.frame.decompress(b) unpacks it"),
+    (b"\x04\x22\x4d\x18", "an lz4 frame", "Give a function as decoder: lz4.frame.decompress(b) unpacks it"),
     (b"\x89HDF\r\n\x1a\n", "an HDF5 file", _OWN),
 )
 

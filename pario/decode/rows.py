@@ -11,16 +11,19 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import numpy as np
 
-from pario.decode.base import ArraySpec, Decoder, Draw, Failures, describe, extent
+from pario.decode.base import ArraySpec, Decoder, Draw, Failures, extent
 from pario.decode.numbers import EXACT, BadValue, as_it_is, check_exact, converted, holds, single, unrounded
 from pario.errors import DecodeError, OptionError
 from pario.records import Records
 
-__all__ = ["BadValue", "Column", "FieldDecoder", "RowDecoder", "reason"]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["BadValue", "Column", "FieldDecoder", "RowDecoder", "RowOptions", "reason"]
 
 #: How rows of different shapes become one column.
 RAGGED = ("flat", "pad", "list", "object")
@@ -33,6 +36,15 @@ _LEAVES = frozenset((np.ndarray, bool, int, float, str, bytes, list, tuple))
 #: Padding of more bytes than this, and of this many times the records' own, is refused.
 _MOST_PADDED, _SPARSE = 1 << 30, 8
 _HOW = 'ragged="list", "flat" or "pad" takes arrays of different sizes'
+
+
+class RowOptions(TypedDict, total=False):
+    """The options of `RowDecoder`, which decoders of documents and functions take beside their own."""
+
+    ragged: str | Mapping[str, str] | None
+    pad_value: Any
+    pad_multiple: int
+    optional: Iterable[str]
 
 
 class Column(NamedTuple):
@@ -71,7 +83,12 @@ class RowDecoder(Decoder):
     dtypes: Mapping[str, np.dtype] = {}
 
     def __init__(
-        self, ragged: str | Mapping[str, str] | None, pad_value: Any, pad_multiple: int, optional: Iterable[str] = ()
+        self,
+        *,
+        ragged: str | Mapping[str, str] | None = None,
+        pad_value: Any = 0,
+        pad_multiple: int = 1,
+        optional: Iterable[str] = (),
     ) -> None:
         modes = ragged.values() if isinstance(ragged, Mapping) else () if ragged is None else (ragged,)
         for mode in modes:
@@ -89,13 +106,13 @@ class RowDecoder(Decoder):
             raise OptionError(f"optional must be names, got {optional!r}")
         self.spec: dict[str, Column] | None = None
 
-    def options(self) -> dict[str, tuple[Any, Any]]:
-        """The options of this class, for a repr: name -> (value, default)."""
+    def arguments(self) -> dict[str, tuple[Any, Any]]:
         return {
+            **super().arguments(),
             "ragged": (self.ragged, None),
             "pad_value": (self.pad_value if self.pad_value != 0 else 0, 0),
-            "pad_multiple": (self.pad_multiple if self.pad_multiple != 1 else 1, 1),
-            "optional": (self.optional or None, None),
+            "pad_multiple": (self.pad_multiple, 1),
+            "optional": (self.optional, ()),
         }
 
     @abstractmethod
@@ -189,11 +206,7 @@ class RowDecoder(Decoder):
             items = self._items(record, number, draw, key)
             spec = {name: self._column(name, item) for name, item in items.items()}
         except Exception as error:
-            begins, advice = describe(record)
-            raise DecodeError(
-                f"{self!r} cannot decode this record: {reason(error)}; {begins}",
-                hint=_hint(advice, type(self).__name__),
-            ) from error
+            raise self._refused(record, reason(error)) from error
         if self.is_open:  # what an earlier record has settled stays
             known = self._columns()
             if known.keys() != spec.keys():
@@ -298,16 +311,12 @@ class RowDecoder(Decoder):
 
     def finish(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         spec = self._columns()
-        if not any(column.ragged in ("flat", "pad") for column in spec.values()):
-            return arrays
         whole: dict[str, np.ndarray] = {}
         for name, rows in arrays.items():
-            column = spec.get(name)
-            if column is None:  # what is there
-                whole[name] = rows
-            elif column.ragged == "flat":
+            column = spec.get(name)  # None of an array that says what is there
+            if column is not None and column.ragged == "flat":
                 whole[name], whole[_beside(name, "flat")] = _flat(rows, column)
-            elif column.ragged == "pad":
+            elif column is not None and column.ragged == "pad":
                 whole[name], whole[_beside(name, "pad")] = self._padded(rows, column)
             else:
                 whole[name] = rows
@@ -339,16 +348,8 @@ class FieldDecoder(RowDecoder):
         dict, in a list, or as an attribute.
     """
 
-    def __init__(
-        self,
-        fields: Any = None,
-        *,
-        ragged: str | Mapping[str, str] | None = None,
-        pad_value: Any = 0,
-        pad_multiple: int = 1,
-        optional: Iterable[str] = (),
-    ) -> None:
-        super().__init__(ragged, pad_value, pad_multiple, optional)
+    def __init__(self, fields: Any = None, **rows: Unpack[RowOptions]) -> None:
+        super().__init__(**rows)
         self.fields: Any = fields
         if isinstance(fields, str) and fields != "all":
             self.fields = (fields,)
@@ -364,9 +365,6 @@ class FieldDecoder(RowDecoder):
         unknown = [name for name in self.optional if self.fields != "all" and name not in map(str, self.fields or ())]
         if unknown:
             raise OptionError(f"optional={unknown}: no such fields are asked for, fields={fields!r}")
-
-    def __repr__(self) -> str:
-        return self._repr(fields=(self.fields, None), **self.options())
 
     def named(self, value: Any) -> dict[str, Any]:
         if self.fields is None:
@@ -482,11 +480,6 @@ def _flat(rows: np.ndarray, column: Column) -> tuple[np.ndarray, np.ndarray]:
     np.cumsum([len(row) for row in rows], out=offsets[1:])
     empty = np.empty((0, *column.shape[1:]), column.dtype)
     return (np.concatenate(list(rows)) if len(rows) else empty), offsets
-
-
-def _hint(advice: str, mine: str) -> str | None:
-    """The advice about a record, unless it is to use the decoder that has just failed."""
-    return None if not advice or f".{mine}(" in advice else f"{advice[0].upper()}{advice[1:]}"
 
 
 def reason(error: Exception) -> str:

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from pario.decode.base import ArraySpec, Decoder, Draw, Failures, columns, describe
-from pario.errors import DecodeError, OptionError
+from pario.decode.base import ArraySpec, Decoder, Draw, Failures, columns
+from pario.errors import OptionError
 from pario.kernels.pack import pack_rows
 from pario.records import Records
 
@@ -56,11 +56,7 @@ class Struct(Decoder):
     def learn(self, record: np.ndarray) -> bool:
         why = self._why(len(record))
         if why:
-            begins, advice = describe(record)
-            raise DecodeError(
-                f"{self!r} cannot decode this record: {why}; {begins}",
-                hint=f"{advice[0].upper()}{advice[1:]}" if advice else None,
-            )
+            raise self._refused(record, why)
         return True
 
     def shapes(self, records: Records) -> dict[str, ArraySpec]:

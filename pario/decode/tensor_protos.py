@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pario.decode.base import Decoder, Draw, Failures, extent
-from pario.decode.rows import BadValue, Column, RowDecoder
+from pario.decode.rows import BadValue, Column, RowDecoder, RowOptions
 from pario.errors import DecodeError, OptionError
 from pario.records import Records
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 #: data_type -> (its name, field with the values, dtype)
 _TYPES = {
@@ -35,13 +38,6 @@ _TYPES = {
     13: ("DOUBLE", 9, "<f8"),
 }
 _MOST_TENSORS = 64
-
-
-class _Tensor(NamedTuple):
-    """array : of numbers. strings : of a STRING tensor"""
-
-    array: np.ndarray | None
-    strings: list[bytes]
 
 
 class TensorProtos(RowDecoder):
@@ -65,25 +61,14 @@ class TensorProtos(RowDecoder):
     """
 
     def __init__(
-        self,
-        names: Sequence[str] = ("data", "label"),
-        *,
-        image: Decoder | None = None,
-        ragged: str | Mapping[str, str] | None = None,
-        pad_value: Any = 0,
-        pad_multiple: int = 1,
-        optional: Iterable[str] = (),
+        self, names: Sequence[str] = ("data", "label"), *, image: Decoder | None = None, **rows: Unpack[RowOptions]
     ) -> None:
-        super().__init__(ragged, pad_value, pad_multiple, optional)
+        super().__init__(**rows)
         if isinstance(names, str) or len(set(names)) != len(names) or not all(isinstance(name, str) for name in names):
             raise OptionError(f"names must be different names of the tensors, got {names!r}")
         if image is not None and not isinstance(image, Decoder):
             raise OptionError(f"image must be a decoder of images, got {image!r}")
         self.names, self.image = tuple(names), image
-
-    def __repr__(self) -> str:
-        names = None if self.names == ("data", "label") else self.names
-        return self._repr(names=(names, None), image=(self.image, None), **self.options())
 
     def __copy__(self) -> TensorProtos:
         mine = type(self).__new__(type(self))
@@ -101,7 +86,7 @@ class TensorProtos(RowDecoder):
         named = {}
         for i, tensor in enumerate(tensors):
             name = self.names[i] if i < len(self.names) else str(i)
-            named[name] = tensor.array if tensor.array is not None else self._picture(tensor.strings, number, draw)
+            named[name] = self._picture(tensor, number, draw) if isinstance(tensor, list) else tensor
         return named
 
     def _column(self, name: str, item: Any) -> Column:
@@ -140,11 +125,8 @@ def outline(record: bytes) -> list[str]:
         tensors = [_tensor(body) for body in _bodies(record)]
     except BadValue:
         return []
-    arrays = [None if t.array is None else _scalar(t.array) for t in tensors]
-    return [
-        f"{len(t.strings)} strings" if array is None else extent(array.shape, array.dtype)
-        for t, array in zip(tensors, arrays, strict=True)
-    ]
+    found = map(_scalar, tensors)
+    return [f"{len(t)} strings" if isinstance(t, list) else extent(t.shape, t.dtype) for t in found]
 
 
 def _bodies(record: bytes) -> list[bytes]:
@@ -158,35 +140,30 @@ def _bodies(record: bytes) -> list[bytes]:
     return bodies
 
 
-def _tensor(body: bytes) -> _Tensor:
+def _tensor(body: bytes) -> np.ndarray | list[bytes]:
+    """The numbers, or what a STRING tensor holds. Raises BadValue."""
     dims: list[int] = []
     kind = 1  # protobuf leaves out the default, FLOAT
     parts: dict[int, list[bytes]] = {}
-    single: dict[int, bytearray] = {}
     for field, wire, value in fields_of(body):
         if field == 2 and wire == 0:
             kind = value
         elif field == 1:
             dims += _varints(value).tolist() if wire == 2 else [value]
-        elif field in (3, 4, 5, 6, 9, 10):
-            if wire == 2:
-                parts.setdefault(field, []).append(value)
-            elif wire == 0:
-                single.setdefault(field, bytearray()).extend(encoded(value))
-            else:
-                single.setdefault(field, bytearray()).extend(value)
+        elif field in (3, 4, 5, 9, 10) or (field == 6 and wire == 2):
+            parts.setdefault(field, []).append(encoded(value) if wire == 0 else value)
     if kind not in _TYPES:
         raise BadValue(f"a tensor of data_type {kind}, which is unknown")
     name, field, dtype = _TYPES[kind]
     if name == "STRING":
-        return _Tensor(None, parts.get(field, []))
-    data = b"".join(parts.get(field, [])) + bytes(single.get(field, b""))
+        return parts.get(field, [])
+    data = b"".join(parts.get(field, []))
     if any(not 0 <= k < 1 << 40 for k in dims) or len(dims) > 32:
         raise BadValue(f"a tensor of shape {dims}")
     values = _numbers(data, field, np.dtype(dtype), name)
     if values.size != math.prod(dims):
         raise BadValue(f"a {name} tensor of shape {dims} with {values.size} values")
-    return _Tensor(values.reshape(dims), [])
+    return values.reshape(dims)
 
 
 def _scalar(item: Any) -> Any:

@@ -43,7 +43,7 @@ class Text(RowDecoder):
     ) -> None:
         if dtype is not None and ragged is None:
             ragged = "flat"
-        super().__init__(ragged, pad_value, pad_multiple)
+        super().__init__(ragged=ragged, pad_value=pad_value, pad_multiple=pad_multiple)
         try:
             codecs.lookup(encoding)
             self.tokens = None if dtype is None else np.dtype(dtype)
@@ -53,11 +53,9 @@ class Text(RowDecoder):
             raise OptionError(f"dtype must be numbers of a fixed size, got {self.tokens!r}")
         self.encoding = encoding
 
-    def __repr__(self) -> str:
-        encoding = self.encoding if self.encoding != "utf-8" else None
-        ragged = self.ragged if self.tokens is None or self.ragged != "flat" else None
-        options = {**self.options(), "ragged": (ragged, None)}
-        return self._repr(encoding=(encoding, None), dtype=(self.tokens, None), **options)
+    def arguments(self) -> dict[str, tuple[Any, Any]]:
+        usual = None if self.tokens is None else "flat"
+        return {**super().arguments(), "dtype": (self.tokens, None), "ragged": (self.ragged, usual)}
 
     def value(self, record: np.ndarray, number: int, draw: Draw, key: bytes) -> Any:
         if self.tokens is None:

@@ -13,7 +13,7 @@ import functools
 import io
 import math
 import pickle
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import IO, Any
 
 import numpy as np
@@ -180,7 +180,7 @@ class _Unpickler(_InPython):  # type: ignore[misc]
 
     dispatch = dict(_InPython.dispatch)  # noqa: RUF012
 
-    def __init__(self, file: IO[bytes], nbytes: int, allow: tuple[str, ...], encoding: str) -> None:
+    def __init__(self, file: IO[bytes], nbytes: int, allow: Collection[str], encoding: str) -> None:
         super().__init__(file, encoding=encoding)
         self._allow = allow
         #: steps that the rest may take: a few bytes can have a part of the pickle used again
@@ -278,7 +278,7 @@ class _Unpickler(_InPython):  # type: ignore[misc]
     dispatch[pickle.FROZENSET[0]] = load_frozenset
 
 
-def unpickle(data: bytes, allow: tuple[str, ...], encoding: str = "latin1") -> Any:
+def unpickle(data: bytes, allow: Collection[str], encoding: str = "latin1") -> Any:
     """The value of a pickle of plain data. Raises NotAllowed, or anything for a broken pickle.
 
     allow : full names of classes and functions that the pickle may use as well

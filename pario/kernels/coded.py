@@ -64,6 +64,13 @@ WRONG = (
 
 
 @inner
+def _word(buf, at):  # type: ignore[no-untyped-def]
+    """The 32 bits at buf[at : at + 4], the lowest byte first."""
+    low = np.int64(buf[at]) | np.int64(buf[at + 1]) << 8
+    return low | np.int64(buf[at + 2]) << 16 | np.int64(buf[at + 3]) << 24
+
+
+@inner
 def _is_plain_chunk(chunk, size, head):  # type: ignore[no-untyped-def]
     """Whether a chunk's header is one that this codec writes: a damaged one may ask the library for plugins, which
     it starts processes for, or for chunks that lie elsewhere.
@@ -73,11 +80,7 @@ def _is_plain_chunk(chunk, size, head):  # type: ignore[no-untyped-def]
     n = len(chunk)
     if n < BLOSC_HEAD:
         return False
-    nbytes, cbytes, block = np.int64(0), np.int64(0), np.int64(0)
-    for k in range(4):
-        nbytes |= np.int64(chunk[4 + k]) << 8 * k
-        block |= np.int64(chunk[8 + k]) << 8 * k
-        cbytes |= np.int64(chunk[12 + k]) << 8 * k
+    nbytes, block, cbytes = _word(chunk, 4), _word(chunk, 8), _word(chunk, 12)
     if nbytes != size or cbytes != n or block <= 0 or block > max(size, 1):
         return False
     # Free are the flag of how blocks are split, and in the last byte how a value of equal bytes is kept.
@@ -188,8 +191,7 @@ def _sum(at, n, lanes, scratch):  # type: ignore[no-untyped-def]
 
 @inner
 def _kept_sum(at):  # type: ignore[no-untyped-def]
-    kept = as_bytes(at, FIXED)
-    return np.int64(kept[1]) | np.int64(kept[2]) << 8 | np.int64(kept[3]) << 16 | np.int64(kept[4]) << 24
+    return _word(as_bytes(at, FIXED), 1)
 
 
 @inner

@@ -200,6 +200,14 @@ def fits(geometry, channels, height, width, values):  # type: ignore[no-untyped-
 
 
 @kernel
+def window_of(draw, record, height, width, geometry):  # type: ignore[no-untyped-def]
+    """The window of a record of this size, as `crop_u8` takes it."""
+    out_height, out_width = geometry[3], geometry[4]
+    top, left, flip = draw_window(draw, record, height, width, out_height, out_width, geometry[5], geometry[6])
+    return top, left, out_height, out_width, flip
+
+
+@kernel
 def datum_u8(data, starts, nbytes, ids, draw, geometry, out, labels, failed, streams):  # type: ignore[no-untyped-def]
     """Rows of out u8[n * row] and labels i64[n] from records with `data`.
 
@@ -216,10 +224,7 @@ def datum_u8(data, starts, nbytes, ids, draw, geometry, out, labels, failed, str
             n += 1
             continue
         labels[i] = label
-        top, left, flip = draw_window(
-            draw, ids[i], height, width, geometry[3], geometry[4], geometry[5], geometry[6]
-        )
-        window = (top, left, geometry[3], geometry[4], flip)
+        window = window_of(draw, ids[i], height, width, geometry)
         crop_u8(data, at, (channels, height, width), out, i * row, window, streams)
     settle(streams)
     return n
@@ -237,10 +242,7 @@ def datum_f32(data, starts, nbytes, ids, draw, geometry, mean, scale, out, label
             n += 1
             continue
         labels[i] = label
-        top, left, flip = draw_window(
-            draw, ids[i], height, width, geometry[3], geometry[4], geometry[5], geometry[6]
-        )
-        window = (top, left, geometry[3], geometry[4], flip)
+        window = window_of(draw, ids[i], height, width, geometry)
         crop_f32(data, at, (channels, height, width), out, i * row, window, mean, geometry[7], scale)
     return n
 
@@ -295,10 +297,7 @@ def datum_floats(data, starts, nbytes, ids, draw, geometry, mean, scale, out, la
         if floats > len(values):
             values = np.empty(floats, np.float32)
         gather_floats(data, starts[i], end, values, 0)
-        top, left, flip = draw_window(
-            draw, ids[i], height, width, geometry[3], geometry[4], geometry[5], geometry[6]
-        )
-        window = (top, left, geometry[3], geometry[4], flip)
+        window = window_of(draw, ids[i], height, width, geometry)
         crop_f32(values, 0, (channels, height, width), out, i * row, window, mean, geometry[7], scale)
     return n
 

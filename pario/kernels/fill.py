@@ -20,9 +20,11 @@ from pario.kernels.reads import read_now, read_whole, system_call
 
 #: What a fill and its threads tell each other: the place in the order that is taken next, and before which all may be
 #: taken; no more will come; stop now; why a thread has ended early (errno, or one of those below) and with which chunk;
-#: chunks that were written.
-NEXT, LIMIT, CLOSED, STOP, STATUS, WHERE, DONE = range(7)
-WORDS = 8
+#: chunks that were written; how many threads there are, and how many of them have a core.
+NEXT, LIMIT, CLOSED, STOP, STATUS, WHERE, DONE, THREADS, CORES = range(9)
+WORDS = 16
+#: Of the head of the chunks' states: microseconds from chunk to chunk if the ranks leave the fill its cores.
+CHUNK_US = 5
 #: Values of STATUS: the snapshot's meta page has changed; the memory took no more; the file ended early.
 SNAPSHOT, NO_MEMORY, SHORT = -1, -2, -3
 
@@ -90,23 +92,24 @@ def _take(words):  # type: ignore[no-untyped-def]
 @inner
 def _copy(fd, direct, offset, nbytes, memory, to, buffer):  # type: ignore[no-untyped-def]
     """From the page cache, or past it what is not there, through `buffer` into the file `memory` at `to`. Returns 0, an
-    errno or one of the values of STATUS."""
+    errno or one of the values of STATUS; and whether the page cache had it."""
     address = buffer.ctypes.data
-    if not read_now(fd, offset, nbytes, address):
+    cached = read_now(fd, offset, nbytes, address)
+    if not cached:
         got, errno = 0, 0
         if direct >= 0:
             errno, got = read_whole(direct, offset, -(-nbytes // _PAGE) * _PAGE, address)
         if got < nbytes:
             errno, got = read_whole(fd, offset, nbytes, address)
         if got < nbytes:
-            return errno if errno != 0 else SHORT
+            return errno if errno != 0 else SHORT, cached
     done = 0
     while done < nbytes:
         n = _pwrite(types.intc(memory), types.uintp(address + done), types.uintp(nbytes - done), types.int64(to + done))
         if n <= 0:
-            return NO_MEMORY
+            return NO_MEMORY, cached
         done += n
-    return 0
+    return 0, cached
 
 
 @inner
@@ -163,7 +166,13 @@ def fill_chunks(order, words, states, coming, head, files, stamps, chunk_bytes, 
         fd, direct, base, size, meta = files[f, 0], files[f, 1], files[f, 2], files[f, 3], files[f, 4]
         to = chunk * chunk_bytes
         coming[chunk] = 1
-        status = _copy(fd, direct, to - base, min(chunk_bytes, base + size - to), memory, to, buffer)
+        cpu, wall = _seconds(_THREAD_CPU, time), _seconds(_MONOTONIC, time)
+        status, cached = _copy(fd, direct, to - base, min(chunk_bytes, base + size - to), memory, to, buffer)
+        cost = (_seconds(_THREAD_CPU, time) - cpu) / words[CORES]
+        if not cached:
+            cost = max(cost, (_seconds(_MONOTONIC, time) - wall) / words[THREADS])
+        before = head[CHUNK_US]
+        head[CHUNK_US] = max(1.0, cost * 1e6 if before == 0 else before + (cost * 1e6 - before) * 0.25)
         if status == 0 and not _is_ours(fd, meta, stamps[f, : files[f, 5]], found):
             status = SNAPSHOT
         if status != 0:

@@ -22,20 +22,21 @@ from pario.kernels.jit import kernel
 from pario.kernels.nodes import prefetch
 
 
+def _address(context, builder, signature, arguments, which):  # type: ignore[no-untyped-def]
+    """Of an array's memory, so many bytes on as the next argument says."""
+    array = context.make_array(signature.args[which])(context, builder, arguments[which])
+    return cgutils.pointer_add(builder, array.data, arguments[which + 1])
+
+
 def _copy_bytes(typing_context, out, out_at, src, src_at, nbytes):  # type: ignore[no-untyped-def]
     """out[out_at : out_at + nbytes] = src[src_at : src_at + nbytes], counted in bytes whatever the dtypes.
 
     C-contiguous arrays that do not overlap. Unchecked.
     """
-    if not (isinstance(out, types.Array) and isinstance(src, types.Array)):
-        return None
 
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        def address(which: int) -> ir.Value:
-            array = context.make_array(signature.args[which])(context, builder, arguments[which])
-            return cgutils.pointer_add(builder, array.data, arguments[which + 1])
-
-        cgutils.raw_memcpy(builder, address(0), address(2), arguments[4], 1)
+        to, at = (_address(context, builder, signature, arguments, which) for which in (0, 2))
+        cgutils.raw_memcpy(builder, to, at, arguments[4], 1)
         return context.get_dummy_value()
 
     return types.void(out, types.intp, src, types.intp, types.intp), generate
@@ -57,15 +58,10 @@ def _stream_bytes(typing_context, out, out_at, src, src_at, nbytes):  # type: ig
     7.9 GB/s / 2 x 2.3 to 4.2, this 15.4 / 2 x 3.6 to 9.2; and when each batch is read once, 6.5 to 7.6 against 8.9 to
     9.3. Batches that fit the caches: 10 to 13 against 9 to 11.)
     """
-    if not (isinstance(out, types.Array) and isinstance(src, types.Array)):
-        return None
 
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        def address(which: int) -> ir.Value:
-            array = context.make_array(signature.args[which])(context, builder, arguments[which])
-            return cgutils.pointer_add(builder, array.data, arguments[which + 1])
-
-        to, at, n = address(0), address(2), arguments[4]
+        to, at = (_address(context, builder, signature, arguments, which) for which in (0, 2))
+        n = arguments[4]
         number = n.type
         step = ir.Constant(number, _VECTOR * _LANES)
         # Up to the first address that is a multiple of a vector, or all of it if that is farther.

@@ -22,7 +22,7 @@ from pario.machine import allowed_cores, boot, my_share
 from pario.packing.items import Items
 from pario.packing.writer import Batch, Writer, split
 from pario.records import Records
-from pario.threads import lanes
+from pario.threads import Workers
 
 #: called with the bytes done since the last call
 Progress = Callable[[int], None]
@@ -47,7 +47,8 @@ class Crew:
         self.threads = each[world.rank]
         self._first = sum(each[: world.rank])  # this rank's first lane
         self._lanes = sum(each)
-        self.lanes = lanes("pario", pack=self.threads, write=1)  # none waits for another one
+        # A transaction of an LMDB belongs to its thread.
+        self._packers, self.writer = Workers("pario-pack", self.threads), Workers("pario-write", 1)
 
     def pack(self, items: Items, packing: Packing | None, begin: int, writer: Writer | None, moved: Progress) -> None:
         """Send the records from `begin` on to the writer (rank 0's), packed, or as they are."""
@@ -60,7 +61,7 @@ class Crew:
             if chunks is not None:
                 mine = chunks[self._first : self._first + self.threads]
                 raw = int(items.sizes[chunks[0][0] : chunks[-1][1]].sum())
-                under_way.append((raw, [self.lanes["pack"].call(_packed, items, packing, *chunk) for chunk in mine]))
+                under_way.append((raw, [self._packers.call(_packed, items, packing, *chunk) for chunk in mine]))
 
         for _ in range(_AHEAD):
             submit()
@@ -111,7 +112,7 @@ class Crew:
         for chunks in self._rounds(items.sizes, 0):
             raw = int(items.sizes[chunks[0][0] : chunks[-1][1]].sum())
             for chunk in chunks[self._first : self._first + self.threads]:
-                under_way.append((0, self.lanes["pack"].call(work, *chunk)))
+                under_way.append((0, self._packers.call(work, *chunk)))
             if not under_way:
                 continue
             under_way[-1] = (raw, under_way[-1][1])
@@ -143,8 +144,8 @@ class Crew:
 
     def close(self) -> None:
         """Waits for what runs."""
-        for workers in self.lanes.values():
-            workers.end(cancel=True)
+        self._packers.end(cancel=True)
+        self.writer.end(cancel=True)
 
 
 def _packed(items: Items, packing: Packing | None, begin: int, stop: int) -> Batch:

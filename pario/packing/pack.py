@@ -175,7 +175,7 @@ class _Job:
             with ExitStack() as stack:
                 with together(world, "opening the unfinished dataset"):
                     if world.rank == 0:
-                        writer = stack.enter_context(closing(self._writer(crew.lanes["write"], len(opened.databases))))
+                        writer = stack.enter_context(closing(self._writer(crew.writer, len(opened.databases))))
                 whole = all(self._fill_one(crew, opened, number, choose, writer, moved) for number in wanted)
                 with together(world, "writing"):
                     if writer is not None:

@@ -154,7 +154,7 @@ class _Restored:
             with together(self.world, "making an LMDB"):
                 if self.world.rank == 0:
                     _writing(beside, os.mkdir, beside, 0o700)
-                    writer = stack.enter_context(closing(Writer(crew.lanes["write"], beside, subdir=True, databases=0)))
+                    writer = stack.enter_context(closing(Writer(crew.writer, beside, subdir=True, databases=0)))
                     writer.begin(None, 0, [])
             crew.pack(items, None, 0, writer, moved)
         with together(self.world, "giving an LMDB its name"):

@@ -8,20 +8,18 @@ safe rate holds that came with the lease, until the plane answers again.
 from __future__ import annotations
 
 import logging
-import os
 import random
 import secrets
 import select
 import threading
 import time
-import weakref
-from contextlib import suppress
+from contextlib import closing, suppress
 
 from pario.errors import ParioError
 from pario.plane.bucket import BURST_S, BYTES, UNLIMITED, Bucket, Rates, rates_words
 from pario.plane.session import Session, Who
 from pario.plane.words import Grant, PlaneAddress, grant_of
-from pario.threads import start_thread
+from pario.threads import in_child, start_thread
 from pario.wire.frames import TurnedAwayError
 from pario.wire.local import Bell
 
@@ -53,7 +51,7 @@ class Agent:
         self._said: set[str] = set()
         self._over = False
         self._renew(rates)
-        _agents.add(self)
+        in_child(self.forget)
 
     def _renew(self, rates: Rates) -> None:
         """As if nothing had been said; the thread starts with the first read."""
@@ -62,7 +60,6 @@ class Agent:
         self._thread: threading.Thread | None = None
         self._member = secrets.token_bytes(16)
         self._born = time.monotonic()
-        self._session: Session | None = None
         self._grant: Grant | None = None
         self._until = 0.0  # of the lease
         self._reported = 0.0
@@ -134,48 +131,32 @@ class Agent:
 
     def forget(self) -> None:
         """In a process that was forked: the connection belongs to its parent."""
-        for each in (self._bell, self._session):
-            if each is not None:
-                each.close()
+        self._bell.close()
         self._renew(self.bucket.rates)
 
     # -- the thread ----------------------------------------------------------------------------------------------------
 
     def _run(self, who: Who) -> None:
         pause_s = _PAUSE_S
+        words = {"do": "join", "member": self._member.hex(), "job": who.job, "name": who.name, "node": who.node}
         while not self._over:
-            joined = False
+            now = time.monotonic()
             try:
-                self._session = self._join(who)
-                joined, pause_s = True, _PAUSE_S
-                self._talk(self._session)
+                with closing(Session(self._address, who, words, _MOST_MESSAGE)) as session:
+                    self._take(grant_of(session.first), now)
+                    self._say(logging.INFO, f"the control plane at {self._address} has job {who.name!r} of {who.user}")
+                    pause_s = _PAUSE_S
+                    self._talk(session)
             except TurnedAwayError as e:
                 self._say(logging.ERROR, f"the control plane at {self._address} refuses this job: {e}")
                 pause_s = _REFUSED_S
             except OSError as e:
-                why = f"{type(e).__name__}" if not str(e) else str(e)
+                why = str(e) or type(e).__name__
                 self._say(logging.WARNING, f"the control plane at {self._address} does not answer: {why}")
-            finally:
-                if self._session is not None:
-                    self._session.close()
-                    self._session = None
             # All jobs lose a plane in the same moment; they must not come back in the same moment.
             self._rest(pause_s * random.uniform(0.5, 1.0))
-            if not joined and pause_s < _MOST_PAUSE_S:
-                pause_s = min(2 * pause_s, _MOST_PAUSE_S)
+            pause_s = max(pause_s, min(2 * pause_s, _MOST_PAUSE_S))
         self._bell.close()
-
-    def _join(self, who: Who) -> Session:
-        now = time.monotonic()
-        words = {"do": "join", "member": self._member.hex(), "job": who.job, "name": who.name, "node": who.node}
-        session = Session(self._address, who, words, _MOST_MESSAGE)
-        try:
-            self._take(grant_of(session.first), now)
-        except BaseException:
-            session.close()
-            raise
-        self._say(logging.INFO, f"the control plane at {self._address} has job {who.name!r} of {who.user}")
-        return session
 
     def _take(self, grant: Grant, asked_at: float) -> None:
         """The plane counts a lease from when it hears of us, which is not before `asked_at`."""
@@ -213,10 +194,10 @@ class Agent:
         now = time.monotonic()
         over, *held_up = self.bucket.hold_ups()
         used = list(self.bucket.used)
-        demand: list[float | None] = []
-        for k in (0, 1):
-            rate = (used[k] - self._used[k]) / max(over, 1e-3)
-            demand.append(None if held_up[k] > _HELD_UP * over else _ROOM * rate)
+        demand = [
+            None if waited > _HELD_UP * over else _ROOM * (new - old) / max(over, 1e-3)
+            for waited, new, old in zip(held_up, used, self._used, strict=True)
+        ]
         self._used, self._reported = used, now
         self._is_hungry = None in demand
         session.send({"at": now - self._born, "used": used, "demand": demand})
@@ -248,13 +229,3 @@ class Agent:
 def _words(rates: Rates) -> str:
     return " and ".join(f"at most {each}" for each in rates_words(rates)) or "without limits"
 
-
-_agents: weakref.WeakSet[Agent] = weakref.WeakSet()
-
-
-def _forked() -> None:
-    for agent in list(_agents):
-        agent.forget()
-
-
-os.register_at_fork(after_in_child=_forked)

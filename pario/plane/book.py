@@ -14,7 +14,6 @@ Reports are put aside and taken all at once, when shares are computed (table.py)
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -58,28 +57,13 @@ class Hello:
     node: str
 
 
+@dataclass(eq=False)
 class Member:
     """One process. row : its, in the table; here : it is connected"""
 
-    __slots__ = ("_table", "hello", "here", "row")
-
-    def __init__(self, hello: Hello, table: Table, row: int) -> None:
-        self.hello, self._table, self.row = hello, table, row
-        self.here = True
-
-    @property
-    def rates(self) -> list[float]:
-        """Its grant; inf: no limit."""
-        return [*map(float, self._table.rates[self.row])]
-
-    @property
-    def safe(self) -> list[float]:
-        return [*map(float, self._table.safe[self.row])]
-
-    @property
-    def now(self) -> list[float]:
-        """What it used last, per second."""
-        return [*map(float, self._table.now[self.row])]
+    hello: Hello
+    row: int
+    here: bool = True
 
 
 @dataclass(eq=False)
@@ -130,8 +114,6 @@ class Book:
         self.table = Table()
         self.jobs: dict[tuple[str, str], Job] = {}
         self.members = self.seen = self.lines = 0
-        self._of_user: Counter[str] = Counter()  # jobs
-        self._counts: Counter[str] = Counter()  # members, by user
         self._gone: set[tuple[Job, Member]] = set()  # who went without a bye
         self._layout: Layout | None = None
         self._rates = np.full((1, 2), math.inf)  # of the jobs of the last layout, and at last of new ones
@@ -150,12 +132,12 @@ class Book:
 
     def join(self, hello: Hello, now: float) -> Member:
         """Raises RefusedError."""
-        key = hello.user, hello.job
+        limits, key = self.rules.limits, (hello.user, hello.job)
+        theirs = [each for each in self.jobs.values() if each.user == hello.user]
         job = self.jobs.get(key)
         if job is None:
-            limit = self.rules.limits.jobs_per_user
-            if self._of_user[hello.user] >= limit:
-                raise RefusedError(f"user {hello.user} has {limit} jobs already")
+            if len(theirs) >= limits.jobs_per_user:
+                raise RefusedError(f"user {hello.user} has {limits.jobs_per_user} jobs already")
             job = Job(*key, hello.name, self.rules.rule_of(hello.name, hello.user))
         member = job.members.get(hello.member)
         until = now + self.rules.lease_s
@@ -166,19 +148,17 @@ class Book:
             self.table.until[member.row], self.table.at[member.row] = until, math.nan
             return member
         # Those who have gone count until their leases end: a connection is soon made anew.
-        most = self.rules.limits.per_user
-        if self._counts[hello.user] >= most:
+        most = limits.per_user
+        if sum(len(each.members) for each in theirs) >= most:
             raise RefusedError(f"user {hello.user} has {most} processes already, with those that have just ended")
-        if self.members >= self.rules.limits.connections:
+        if self.members >= limits.connections:
             raise RefusedError("there are too many processes")
-        member = Member(hello, self.table, self.table.add(until))
+        member = Member(hello, self.table.add(until))
         if key not in self.jobs:
             self.jobs[key] = job
             self.seen += 1
-            self._of_user[hello.user] += 1
         job.members[hello.member] = member
         self.members += 1
-        self._counts[hello.user] += 1
         self._forget_layout()
         self._begin(job, member)
         return member
@@ -234,10 +214,8 @@ class Book:
             del job.members[member.hello.member]
             self.table.remove(member.row)
             self.members -= 1
-            self._counts -= Counter([job.user])
             if not job.members:
                 del self.jobs[job.user, job.job]
-                self._of_user -= Counter([job.user])
             self._forget_layout()
 
     # -- shares --------------------------------------------------------------------------------------------------------
@@ -349,7 +327,8 @@ class Book:
 
     def grant(self, member: Member) -> Grant:
         """As it stands."""
-        return Grant(_or_none(member.rates), _or_none(member.safe), self.rules.lease_s, self.every_s)
+        rates, safe = (_or_none(each[member.row].tolist()) for each in (self.table.rates, self.table.safe))
+        return Grant(rates, safe, self.rules.lease_s, self.every_s)
 
     def state(self, now: float) -> list[dict[str, Any]]:
         """Per job: user, job, name, nodes, members (processes), lost (those whose connection is), and per second

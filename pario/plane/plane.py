@@ -12,7 +12,7 @@ import os
 import socket
 import stat
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from pario.errors import OptionError, ParioError
-from pario.plane.book import Book, Hello, Member, RefusedError
+from pario.plane.book import Book, Hello, Member
 from pario.plane.rules import Rules
 from pario.plane.words import (
     PlaneAddress,
@@ -47,12 +47,11 @@ class Speaker(Guest):
     """A connection of a process, or of somebody who wants to see the state.
 
     asks : for the state only, and when it may again: `asks_at`
-    is_in : it has joined, or was refused; counts : among its user's connections
     second, messages : when the present second began, and how many messages came in it
-    member : of a process
+    member : of a process, while it is in the book; bye : it has said that it ends
     """
 
-    asks = counts = is_in = False
+    asks = bye = False
     asks_at = second = -math.inf
     messages = 0
     member: Member | None = None
@@ -103,17 +102,12 @@ class Plane(Server[Speaker]):
         self._inode = os.stat(address.path).st_ino if address.path else 0
         self.cycles, self.cycle_s = 0, 0.0
         self.by_row: dict[int, Speaker] = {}
-        self._of_user: Counter[str] = Counter()  # connections that have joined
-        self._visitors: defaultdict[str, dict[Speaker, None]] = defaultdict(dict)  # who have not joined, by user
 
     def state(self) -> dict[str, Any]:
         """For `plane status`: jobs (see `Book.state`), capacity, lease_s, uptime_s, connections, cycle_s."""
         now, rules = self._clock(), self.rules
-        return {
-            **{"jobs": self.book.state(now), "capacity": list(rules.capacity)},
-            **{"lease_s": rules.lease_s, "uptime_s": now - self._started},
-            **{"connections": len(self.links), "cycle_s": self.cycle_s},
-        }
+        state = {"jobs": self.book.state(now), "capacity": list(rules.capacity), "lease_s": rules.lease_s}
+        return {**state, "uptime_s": now - self._started, "connections": len(self.links), "cycle_s": self.cycle_s}
 
     def _go_by(self, rules: Rules) -> None:
         self.rules, self.most_bytes = rules, rules.limits.line_bytes
@@ -149,6 +143,8 @@ class Plane(Server[Speaker]):
         cycle = self._clock()
         try:
             while not self._over:
+                if self._reload:
+                    self._take_rules()
                 begin = self._clock()
                 if begin >= cycle:
                     self.cycle()
@@ -172,12 +168,6 @@ class Plane(Server[Speaker]):
             if (link := self.by_row.get(row)) is not None and link.member is not None:
                 self.put(link, Word.WORDS, packed(self.book.grant(link.member).words()))
 
-    def hear(self, wait_s: float | None) -> None:
-        """Besides: rules are read again."""
-        if self._reload:
-            self._take_rules()
-        super().hear(wait_s)
-
     def _drop_silent(self) -> None:
         silent = self._clock() - max(10.0, 2 * self.rules.lease_s)
         for link in [link for link in self.links if link.proven and link.heard_at < silent]:
@@ -192,14 +182,12 @@ class Plane(Server[Speaker]):
 
     # -- who is connected ----------------------------------------------------------------------------------------------
 
-    def welcome(self, link: Speaker) -> None:
-        self._visitors[link.user][link] = None
-
     def _drop_idle(self) -> bool:
         """Anyone who has not joined keeps no job out: of the user who has most such connections the oldest one ends."""
-        most = max(self._visitors.values(), key=len, default=None)
+        visitors = [link for link in self.links if link.proven and link.member is None]
+        most = Counter(link.user for link in visitors).most_common(1)
         if most:
-            self.drop(next(iter(most)))
+            self.drop(next(link for link in visitors if link.user == most[0][0]))
         return bool(most)
 
     def secret_of(self, user: str) -> bytes | None:
@@ -210,32 +198,26 @@ class Plane(Server[Speaker]):
         if link.is_too_loud(now):
             raise WireError("too many messages")
         words = unpacked(body)
-        if link.asks or (not link.is_in and words.get("do") == "status"):
+        if link.asks or (link.member is None and words.get("do") == "status"):
             if link.waiting or now < link.asks_at:
                 raise WireError("too many messages")
             link.asks, link.asks_at = True, now + _ASK_S
-            asking = [each for each in self._visitors[link.user] if each.asks]
+            asking = [each for each in self.links if each.asks and each.user == link.user]
             for each in asking[:-_MOST_ASK]:
                 self.drop(each)
             self.put(link, Word.WORDS, packed({"status": self.state()}))
-        elif not link.is_in:
-            link.is_in = True
+        elif link.member is None:
             text_of({"user": link.user}, "user")
             self._join(link, words, now)
-            self._visitors[link.user].pop(link, None)
         elif "bye" in words:
-            self._leave(link, now, bye=True)
+            link.bye = True
             self.drop(link)
         else:
-            assert link.member is not None
             self.book.report(link.member, report_of(words), now)
         return True
 
     def _join(self, link: Speaker, words: dict[str, Any], now: float) -> None:
         """Its first words. Raises WireError."""
-        most = self.rules.limits.per_user
-        if self._of_user[link.user] >= most:
-            raise RefusedError(f"user {link.user} has {most} connections already")
         job, name, node = (text_of(words, key) for key in ("job", "name", "node"))
         who = Hello(link.user, read_number(words, "member", _MEMBER_BYTES), job, name, node)
         member = self.book.join(who, now)
@@ -246,21 +228,13 @@ class Plane(Server[Speaker]):
         link.member = member
         self.by_row[member.row] = link
         link.whom = f"user {link.user}, job {who.job}, {link.whom}"
-        self._of_user[link.user] += 1
-        link.counts = True
         self.put(link, Word.WORDS, packed(self.book.grant(member).words()))
 
     def forget(self, link: Speaker) -> None:
-        self._of_user[link.user] -= link.counts
-        self._visitors[link.user].pop(link, None)
-        self._leave(link, self._clock(), bye=False)
-
-    def _leave(self, link: Speaker, now: float, *, bye: bool) -> None:
-        """Its process has left the book, if it was in it."""
         member, link.member = link.member, None
         if member is not None:
             del self.by_row[member.row]
-            self.book.leave(member, now, bye=bye)
+            self.book.leave(member, self._clock(), bye=link.bye)
 
 
 def listen(address: PlaneAddress) -> socket.socket:

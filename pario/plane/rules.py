@@ -5,20 +5,24 @@ Secrets stand in files of their own, one per user, that nobody else can read.
 
 from __future__ import annotations
 
-import fnmatch
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 from pario.errors import OptionError
 from pario.plane.bucket import Rates
 
+Reader = Callable[[Any, str], Any]
+
 #: A secret of fewer characters can be guessed; a file of more bytes is none.
 _LEAST_SECRET, _MOST_SECRET = 16, 4096
 _MOST_RULES_BYTES = 4 << 20
+_RATES = "bytes_per_s", "operations_per_s"
 _SIZE = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([kKMGT]?)(i?)B?(?:/s)?\s*")
 
 
@@ -58,9 +62,6 @@ class JobRule:
     most: Rates = (None, None)
     safe: Rates = (None, None)
 
-    def fits(self, name: str, user: str) -> bool:
-        return fnmatch.fnmatchcase(name, self.name) and fnmatch.fnmatchcase(user, self.user)
-
 
 @dataclass(frozen=True)
 class Rules:
@@ -80,7 +81,8 @@ class Rules:
 
     def rule_of(self, name: str, user: str) -> JobRule:
         """The first one that fits."""
-        return next((rule for rule in self.jobs if rule.fits(name, user)), JobRule())
+        fitting = (each for each in self.jobs if fnmatchcase(name, each.name) and fnmatchcase(user, each.user))
+        return next(fitting, JobRule())
 
 
 def read_rules(path: str) -> Rules:
@@ -118,68 +120,92 @@ def _toml(path: str) -> Any:
 
 
 def _rules(words: dict[str, Any], folder: str) -> Rules:
-    _only(words, "the file", "lease_s", "cycle_s", "store", "limits", "user", "job")
-    store = _table(words.get("store"), "[store]")
-    _only(store, "[store]", "bytes_per_s", "operations_per_s")
-    capacity = _rates(store, "[store]")
-    if capacity == (None, None):
+    """folder : in which the tokens are"""
+    counts = {each.name: partial(_count, 1) for each in fields(Limits)}
+    counts["line_bytes"] = partial(_count, 1024)
+    readers: dict[str, Reader] = {
+        "lease_s": partial(_seconds, 0.5, 3600.0),
+        "cycle_s": partial(_seconds, 0.01, 60.0),
+        "store": lambda value, _: _pair(_table(value, "[store]", dict.fromkeys(_RATES, read_rate))),
+        "limits": lambda value, _: Limits(**_table(value, "[limits]", counts)),
+        "user": lambda value, _: [_user(each, where, folder) for where, each in _tables(value, "user")],
+        "job": lambda value, _: tuple(_job(each, where) for where, each in _tables(value, "job")),
+    }
+    found = _table({"store": None, **words}, "the file", readers)
+    if found["store"] == (None, None):
         raise OptionError("[store] must say bytes_per_s, operations_per_s or both: what the store can give")
-    lease_s = _number(words, "lease_s", 5.0, 0.5, 3600.0)
-    cycle_s = _number(words, "cycle_s", 0.25, 0.01, 60.0)
-    if cycle_s > lease_s / 3:
-        raise OptionError(f"lease_s must be at least three times cycle_s, got {lease_s:g} and {cycle_s:g}")
-    jobs = tuple(_job(each, f"[[job]] number {k}") for k, each in enumerate(_tables(words, "job"), 1))
-    return Rules(capacity, lease_s, cycle_s, jobs, _limits(words.get("limits", {})), _users(words, folder))
-
-
-def _users(words: dict[str, Any], folder: str) -> dict[str, bytes]:
-    """Their secrets."""
     secrets: dict[str, bytes] = {}
-    for k, each in enumerate(_tables(words, "user"), 1):
-        where = f"[[user]] number {k}"
-        _only(each, where, "name", "token")
-        name, token = each.get("name"), each.get("token")
-        if not isinstance(name, str) or not name or not isinstance(token, str) or not token:
-            raise OptionError(f'{where} must have name = "..." and token = "FILE"')
-        if name in secrets:
-            raise OptionError(f"{where}: user {name!r} is there twice")
-        secrets[name] = read_token(os.path.join(folder, os.path.expanduser(token)))
-    return secrets
+    for name, secret in found.pop("user", []):
+        if secrets.setdefault(name, secret) is not secret:
+            raise OptionError(f"[[user]]: user {name!r} is there twice")
+    rules = Rules(found.pop("store"), jobs=found.pop("job", ()), secrets=secrets, **found)
+    if rules.cycle_s > rules.lease_s / 3:
+        both = f"{rules.lease_s:g} and {rules.cycle_s:g}"
+        raise OptionError(f"lease_s must be at least three times cycle_s, got {both}")
+    return rules
+
+
+def _user(words: dict[str, Any], where: str, folder: str) -> tuple[str, bytes]:
+    """Name and secret."""
+    found = _table(words, where, dict.fromkeys(("name", "token"), lambda value, _: value))
+    name, token = found.get("name"), found.get("token")
+    if not isinstance(name, str) or not name or not isinstance(token, str) or not token:
+        raise OptionError(f'{where} must have name = "..." and token = "FILE"')
+    return name, read_token(os.path.join(folder, os.path.expanduser(token)))
 
 
 def _job(words: dict[str, Any], where: str) -> JobRule:
-    _only(
-        words, where, "name", "user", "bytes_per_s", "operations_per_s", "most_bytes_per_s", "most_operations_per_s",
-        "safe_bytes_per_s", "safe_operations_per_s",
-    )  # fmt: skip
-    for key in ("name", "user"):
-        if not isinstance(words.get(key, "*"), str):
-            raise OptionError(f"{where}: {key} must be a pattern in quotes, got {words[key]!r}")
-    guarantee = _rates(words, where)
+    readers: dict[str, Reader] = dict.fromkeys(("name", "user"), _pattern)
+    readers |= {before + key: read_rate for before in ("", "most_", "safe_") for key in _RATES}
+    found = _table(words, where, readers)
+    nbytes, operations = _pair(found)
+    guarantee = nbytes or 0.0, operations or 0.0
     return JobRule(
-        words.get("name", "*"),
-        words.get("user", "*"),
-        (guarantee[0] or 0.0, guarantee[1] or 0.0),
-        _rates(words, where, "most_"),
-        _rates(words, where, "safe_"),
+        found.get("name", "*"), found.get("user", "*"), guarantee, _pair(found, "most_"), _pair(found, "safe_")
     )
 
 
-def _limits(words: Any) -> Limits:
-    words = _table(words, "[limits]")
-    _only(words, "[limits]", *(each.name for each in fields(Limits)))
-    for key, value in words.items():
-        if type(value) is not int or not 1 <= value <= 1 << 20:
-            raise OptionError(f"[limits]: {key} must be a whole number above 0, got {value!r}")
-    if words.get("line_bytes", 4096) < 1024:
-        raise OptionError(f"[limits]: line_bytes must be at least 1024, got {words['line_bytes']}")
-    return Limits(**words)
+# -- readers take a value and where it stands ------------------------------------------------------------------------
 
 
-def _rates(words: dict[str, Any], where: str, before: str = "") -> Rates:
-    keys = f"{before}bytes_per_s", f"{before}operations_per_s"
-    nbytes, operations = (read_rate(words.get(key), f"{where}: {key}") for key in keys)
+def _table(words: Any, where: str, readers: Mapping[str, Reader]) -> dict[str, Any]:
+    """What the readers of a table's keys make of its values."""
+    if not isinstance(words, dict):
+        raise OptionError(f"{where} is missing or no table")
+    for key in words:
+        if key not in readers:
+            raise OptionError(f"{where} has no {key!r}; it knows {', '.join(readers)}")
+    return {key: readers[key](value, f"{where}: {key}") for key, value in words.items()}
+
+
+def _tables(value: Any, key: str) -> list[tuple[str, dict[str, Any]]]:
+    """Tables, and where each stands."""
+    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+        raise OptionError(f"{key} must be tables: write [[{key}]]")
+    return [(f"[[{key}]] number {k}", each) for k, each in enumerate(value, 1)]
+
+
+def _pair(found: dict[str, Any], before: str = "") -> Rates:
+    nbytes, operations = (found.get(before + key) for key in _RATES)
     return nbytes, operations
+
+
+def _pattern(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        raise OptionError(f"{where} must be a pattern in quotes, got {value!r}")
+    return value
+
+
+def _count(least: int, value: Any, where: str) -> int:
+    if type(value) is not int or not least <= value <= 1 << 20:
+        raise OptionError(f"{where} must be a whole number from {least} to {1 << 20}, got {value!r}")
+    return value
+
+
+def _seconds(least: float, most: float, value: Any, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+        raise OptionError(f"{where} must be a number of seconds between {least:g} and {most:g}, got {value!r}")
+    return float(value)
 
 
 def read_rate(value: Any, where: str) -> float | None:
@@ -195,32 +221,6 @@ def read_rate(value: Any, where: str) -> float | None:
     if found is None or not 0 < found <= 1e18:
         raise OptionError(f'{where} must be a number above 0, or words as "150 MiB", got {value!r}')
     return found
-
-
-def _number(words: dict[str, Any], key: str, default: float, least: float, most: float) -> float:
-    value = words.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
-        raise OptionError(f"{key} must be a number of seconds between {least:g} and {most:g}, got {value!r}")
-    return float(value)
-
-
-def _table(words: Any, where: str) -> dict[str, Any]:
-    if not isinstance(words, dict):
-        raise OptionError(f"{where} is missing or no table")
-    return words
-
-
-def _tables(words: dict[str, Any], key: str) -> list[dict[str, Any]]:
-    found = words.get(key, [])
-    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
-        raise OptionError(f"{key} must be tables: write [[{key}]]")
-    return found
-
-
-def _only(words: dict[str, Any], where: str, *known: str) -> None:
-    for key in words:
-        if key not in known:
-            raise OptionError(f"{where} has no {key!r}; it knows {', '.join(known)}")
 
 
 def read_token(path: str) -> bytes:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from pario.errors import ParioError
 from pario.plane.words import PlaneAddress, packed, unpacked
+from pario.threads import in_child
 from pario.wire.frames import Link, TurnedAwayError, Word, enliven
 
 #: Seconds for a connection, for the greeting, and for each answer.
@@ -44,6 +45,7 @@ class Session(Link):
             self.sock.settimeout(_ANSWER_S)
             self.send(words)
             self.first = self.answer()
+            in_child(self.close)
         except BaseException:
             self.sock.close()
             raise

@@ -21,14 +21,14 @@ import numpy as np
 
 from pario.errors import OptionError, ParioError
 from pario.kernels.private import PrivateDirectory
-from pario.machine import closing_fd
+from pario.machine import boot, closing_fd
 from pario.options import MiB
 from pario.plan.placement import Placement
 from pario.text import DAMAGED, read_json
 from pario.tiers.disk_files import USE, is_used, lock_use, root_of
 from pario.tiers.grid import Grid
 from pario.tiers.peers import OPEN, Peers, Servers
-from pario.wire.client import Address, Client, machine_id
+from pario.wire.client import Address, Client
 
 _log = logging.getLogger("pario")
 
@@ -75,7 +75,7 @@ def read_servers(text: bytes) -> Servers:
         here = addresses[servers.node]
     except DAMAGED as e:
         raise ValueError(f"not written by a service: {e}") from e
-    if here.machine != machine_id():
+    if here.machine != boot():
         raise ValueError("the service there is that of another machine, with which this one shares the folder")
     return servers
 

@@ -20,12 +20,14 @@ from functools import partial
 
 import numpy as np
 
+from pario.buffers import large_pages
 from pario.errors import ParioError
 from pario.fetch.base import Fetcher, read_error
 from pario.fetch.snapshot import check_snapshot
 from pario.format.meta import Snapshot
 from pario.kernels.fill import (
     CLOSED,
+    CORES,
     DONE,
     LIMIT,
     NEXT,
@@ -33,11 +35,13 @@ from pario.kernels.fill import (
     SNAPSHOT,
     STATUS,
     STOP,
+    THREADS,
     WHERE,
     WORDS,
     fill_chunks,
     has_status,
 )
+from pario.machine import allowed_cores
 from pario.stats.rank import RankStats
 from pario.threads import start_thread
 from pario.tiers.memory import MemoryTier
@@ -47,8 +51,6 @@ from pario.tiers.memory import MemoryTier
 _QUANTUM, _AHEAD, _FURTHEST = 32, 4, 16
 #: How often the thread that asks looks, in seconds.
 _LOOK_S = 0.02
-#: A large page, in bytes.
-_LARGE = 2 << 20
 #: The part of the node's cores that a fill takes if it must.
 _SHARE = 0.1
 
@@ -106,6 +108,8 @@ class LocalFill:
         shares = [share / steady] * steady + [0.0] * max(1, threads - steady)
         del shares[max(1, int((~memory.held()[used]).sum())) :]  # no more than there are chunks
         memory.states.expect(len(used))
+        self._words[THREADS] = len(shares)
+        self._words[CORES] = min(len(shares), len(allowed_cores()))
         self._threads = []
         with suppress(ParioError):  # fewer do the work
             for each in shares:
@@ -139,10 +143,7 @@ class LocalFill:
 
     def _copy(self, share: float) -> None:
         chunk_bytes = self._memory.grid.chunk_bytes
-        # Memory that the disk fills in few requests: numpy asks the system for large pages where they pay. (A
-        # cold file of 169 MB, 4 threads: 1.4 GB/s into large pages, 0.55 into small ones and through the page cache.)
-        memory = np.empty(_LARGE + max(chunk_bytes, _LARGE), np.uint8)
-        buffer = memory[-memory.ctypes.data % _LARGE :][:chunk_bytes]
+        buffer = large_pages(chunk_bytes)[:chunk_bytes]
         fixed = *self._memory.states.words, self._files, self._stamps, chunk_bytes, self._data, buffer
         closed = np.zeros(WORDS, np.int64)
         closed[CLOSED] = 1

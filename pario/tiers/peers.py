@@ -21,7 +21,8 @@ import resource
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -55,8 +56,6 @@ _REST_S, _MOST_REST_S = 30.0, 600.0
 _REQUESTS = 2
 #: Failures of this process, not of the node that it asks.
 _OURS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
-#: More nodes than anybody asks for one chunk: an owner has two entries at most.
-_MOST_TRIES = 1 << 20
 #: Threads that ask, on a job of many nodes.
 _MOST_THREADS = 16
 
@@ -89,8 +88,6 @@ class _Call:
         self.found = np.zeros(len(extents), bool)
         self.done = threading.Event()
         self.news = time.monotonic()
-        self.tried = np.zeros(len(extents), np.int64)  # how many of the chunk's nodes
-        self.whom: dict[int, list[Whom]] = {}  # by chunk
         self._under_way = len(extents)
         self._lock = threading.Lock()
 
@@ -110,10 +107,11 @@ class _Call:
 
 
 class _Bundle(NamedTuple):
-    """Extents of one call that go to one node. which : i64[k], their numbers"""
+    """Extents of one call that go to one node. which : i64[k], their numbers; then : whom to ask if it has none"""
 
     call: _Call
     which: np.ndarray
+    then: tuple[Whom, ...]
 
 
 class _Line:
@@ -128,14 +126,14 @@ class _Line:
         taken: list[_Bundle] = []
         extents, nbytes = MOST_EXTENTS, MOST_BYTES
         while self.waiting and extents:
-            call, which = self.waiting.popleft()
+            call, which, then = self.waiting.popleft()
             sums = np.cumsum(call.extents["nbytes"][which])
             fit = min(extents, len(which), int(np.searchsorted(sums, nbytes, side="right")))
             if fit < len(which):
-                self.waiting.appendleft(_Bundle(call, which[fit:]))
+                self.waiting.appendleft(_Bundle(call, which[fit:], then))
             if not fit:
                 break
-            taken.append(_Bundle(call, which[:fit]))
+            taken.append(_Bundle(call, which[:fit], then))
             extents, nbytes = extents - fit, nbytes - int(sums[fit - 1])
         return taken
 
@@ -184,11 +182,10 @@ class Peers:
         self._clients = [Client(each, secret, LIMIT_S) if each is not None else None for each in addresses]
         self._lines = {(node, kind): _Line() for node in range(len(addresses)) for kind in (READ, BRING, KEEP)}
         self._workers = Workers("pario-peers", min(_MOST_THREADS, 2 * len(addresses)))
-        self._lock = threading.Lock()  # guards the counts, the lines, and the two below
+        self._lock = threading.Lock()  # guards the counts, the lines, and the three below
         self._rests_until = [0.0] * len(addresses)
         self._rest_s = [_REST_S] * len(addresses)
         self._closed = False
-        self._used: dict[int, None] = {}  # nodes that were asked, the last one at the end
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._most_idle = max(_REQUESTS, (files if files != resource.RLIM_INFINITY else 1 << 20) // 8)
 
@@ -200,42 +197,30 @@ class Peers:
         keeps : this node keeps the chunks, too, so the responsible node is asked first: others bring theirs only now
         """
         call = _Call(extents, out, starts)
-        chunks = extents["offset"] // self._grid.chunk_bytes
-        for chunk in np.unique(chunks).tolist():
-            call.whom[chunk] = list(self._whom(chunk, keeps))
-        if len(extents):
-            self._start(self._send_on(call, np.arange(len(extents))))
-            try:
-                call.done.wait()
-            except BaseException:  # a signal: nobody must write to this memory when the caller uses it for other things
-                call.done.wait(2 * LIMIT_S)
-                raise
+        chunks, inverse = np.unique(extents["offset"] // self._grid.chunk_bytes, return_inverse=True)
+        ways: dict[tuple[Whom, ...], int] = {}  # those of chunks that are the same nodes' go together
+        numbers = [ways.setdefault(self._whom(chunk, keeps), len(ways)) for chunk in chunks.tolist()]
+        way = np.array(numbers, np.int64)[inverse]
+        lines: set[Whom] = set()
+        for whom, number in ways.items():
+            lines |= self._send_on(call, np.flatnonzero(way == number), whom)
+        self._start(lines)
+        try:
+            call.done.wait()
+        except BaseException:  # a signal: nobody must write to this memory when the caller uses it for other things
+            call.done.wait(2 * LIMIT_S)
+            raise
         return call.found
 
-    def _send_on(self, call: _Call, which: np.ndarray) -> set[Whom]:
-        """Let these extents wait for the next node that may have them; returns the lines that grew."""
-        chunks = call.extents["offset"][which] // self._grid.chunk_bytes
-        # Those of one chunk that have been to the same nodes go on together.
-        keys, inverse = np.unique(chunks * _MOST_TRIES + call.tried[which], return_inverse=True)
-        lines: dict[Whom | None, int] = {}
-        line_of_key, tried_of_key = [], []
-        for key in keys.tolist():
-            chunk, tried = divmod(key, _MOST_TRIES)
-            whom = call.whom[chunk]
-            while tried < len(whom) and not self._can_ask(whom[tried][0]):
-                tried += 1
-            line_of_key.append(lines.setdefault(whom[tried] if tried < len(whom) else None, len(lines)))
-            tried_of_key.append(tried + 1)
-        call.tried[which] = np.array(tried_of_key)[inverse]
-        numbers = np.array(line_of_key)[inverse]
-        for line, number in lines.items():
-            mine = which[numbers == number]
-            if line is None:
-                call.finished(mine, found=False)
-                continue
-            with self._lock:
-                self._lines[line].waiting.append(_Bundle(call, mine))
-        return {line for line in lines if line is not None}
+    def _send_on(self, call: _Call, which: np.ndarray, whom: tuple[Whom, ...]) -> set[Whom]:
+        """Let these extents wait for the first of these nodes that can be asked; returns its line."""
+        for k, (node, kind) in enumerate(whom):
+            if self._can_ask(node):
+                with self._lock:
+                    self._lines[node, kind].waiting.append(_Bundle(call, which, whom[k + 1 :]))
+                return {(node, kind)}
+        call.finished(which, found=False)
+        return set()
 
     def _start(self, lines: Iterable[Whom]) -> None:
         """Let threads send what waits in these lines, unless enough of them do."""
@@ -264,7 +249,7 @@ class Peers:
                 if not part:
                     line.under_way -= 1
                     return
-            flags = np.full(sum(len(which) for _, which in part), Word.ABSENT, np.uint8)
+            flags = np.full(sum(len(each.which) for each in part), Word.ABSENT, np.uint8)
             interrupted: BaseException | None = None
             try:
                 flags = self._exchange(node, kind, part, flags)
@@ -273,7 +258,7 @@ class Peers:
                 _log.warning("asking node %d for chunks failed: %r", node, e)
             lines: set[Whom] = set()
             at = 0
-            for whose, which in part:
+            for whose, which, then in part:
                 mine, at = flags[at : at + len(which)], at + len(which)
                 if (mine == Word.HERE).any():
                     whose.news = time.monotonic()
@@ -284,10 +269,10 @@ class Peers:
                     whose.finished(here, found=True)
                 if len(later):
                     with self._lock:
-                        line.waiting.append(_Bundle(whose, later))
+                        line.waiting.append(_Bundle(whose, later, then))
                 absent = which[(mine != Word.HERE) & (mine != Word.LATER)]
                 if len(absent):
-                    lines |= self._send_on(whose, absent)
+                    lines |= self._send_on(whose, absent, then)
             self._start(lines - {(node, kind)})
             if interrupted is not None and not isinstance(interrupted, Exception):
                 self._by_thread(partial(self._run, node, kind))  # what waits in this line is somebody else's
@@ -299,31 +284,24 @@ class Peers:
         return responsible is not None and self._is_me(responsible)
 
     def _responsible(self, chunk: int) -> int | None:
-        owners = (int(node) for node in self.placement.owners[chunk] if node >= 0)
-        return next((node for node in owners if self._is_me(node) or self._is_up(node)), None)
+        owners = self.placement.owners[chunk].tolist()
+        return next((node for node in owners if node >= 0 and (self._is_me(node) or self._is_up(node))), None)
 
-    def _whom(self, chunk: int, keeps: bool) -> Iterator[Whom]:
+    def _whom(self, chunk: int, keeps: bool) -> tuple[Whom, ...]:
         """Whom to ask for a chunk, and what, best first. Nodes that are given up now are left out."""
-        owners = [int(node) for node in self.placement.owners[chunk] if node >= 0]
+        whom: dict[int, int] = {}  # what for: the first that is said counts
         responsible = self._responsible(chunk)
-        tried = set()
-        if self._kept is not None and self._kept[chunk] and self._can_ask(self.node):
-            tried.add(self.node)
-            yield self.node, KEEP
-        if responsible is not None and self._is_me(responsible):  # this process is to bring it
-            tried.add(responsible)
-            responsible = None
+        if self._kept is not None and self._kept[chunk]:
+            whom[self.node] = KEEP
         if not keeps:
             nearest = next(filter(self._can_ask, self.placement.sources(chunk, self.node)), None)
-            if nearest is not None and nearest != responsible and nearest not in tried:
-                tried.add(nearest)
-                yield nearest, READ
-        if responsible is not None and responsible not in tried and self._can_ask(responsible):
-            tried.add(responsible)
-            yield responsible, BRING
-        for node in owners:
-            if node not in tried and self._can_ask(node):
-                yield node, READ
+            if nearest is not None and nearest != responsible:
+                whom.setdefault(nearest, READ)
+        if responsible is not None:
+            whom.setdefault(responsible, BRING)
+        for node in self.placement.owners[chunk].tolist():
+            whom.setdefault(node, READ)
+        return tuple((node, kind) for node, kind in whom.items() if node >= 0 and self._can_ask(node))
 
     def _can_ask(self, node: int) -> bool:
         return self._is_up(node) and not self._is_me(node)
@@ -339,17 +317,13 @@ class Peers:
         client = self._clients[node]
         if client is None or not self._is_up(node):
             return nothing
-        body = self._identity + np.concatenate([call.extents[which] for call, which in part]).tobytes()
+        body = self._identity + np.concatenate([call.extents[which] for call, which, _ in part]).tobytes()
         for again in (True, False):
             with self._lock:
                 self.counts.requests += 1
             try:
-                request = client.ask(kind, body)
-                try:
+                with closing(client.ask(kind, body)) as request:
                     return self._receive(node, part, request, nothing)
-                finally:
-                    request.drop()
-                    self._limit_idle(node)
             except TimeoutError as e:
                 self._give_up(node, e)
                 break
@@ -361,6 +335,9 @@ class Peers:
                     client.close_idle()
                 else:
                     self._give_up(node, e)
+            finally:  # of many nodes few keep connections: descriptors are the script's, too
+                if sum(each.idle for each in self._clients if each is not None) > self._most_idle:
+                    client.close_idle()
         return nothing
 
     def _receive(self, node: int, part: list[_Bundle], request: Request, nothing: np.ndarray) -> np.ndarray:
@@ -370,7 +347,7 @@ class Peers:
         request.read([memoryview(flags)])
         views: list[memoryview] = []
         at = 0
-        for call, which in part:
+        for call, which, _ in part:
             mine, at = flags[at : at + len(which)], at + len(which)
             views += call.views(which[mine == Word.HERE])
         request.read(views)
@@ -384,18 +361,6 @@ class Peers:
                 self.counts.damaged += 1
         self._count(nbytes)
         return flags if right else nothing
-
-    def _limit_idle(self, node: int) -> None:
-        """Of many nodes, close the connections that were not used for longest: descriptors are the script's, too."""
-        if 2 * _REQUESTS * len(self._clients) <= self._most_idle:
-            return
-        with self._lock:
-            self._used = {**{each: None for each in self._used if each != node}, node: None}
-            if sum(client.idle for client in self._clients if client is not None) <= self._most_idle:
-                return
-            oldest = self._clients[next(iter(self._used))]
-        if oldest is not None:
-            oldest.close_idle()
 
     def _give_up(self, node: int, error: OSError) -> None:
         with self._lock:

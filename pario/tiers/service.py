@@ -12,7 +12,6 @@ import numpy as np
 
 from pario.comm.launcher import own_addresses
 from pario.records import EXTENT
-from pario.threads import lanes
 from pario.tiers import peers
 from pario.tiers.grid import Grid
 from pario.tiers.peers import LIMIT_S
@@ -38,7 +37,7 @@ class Service:
     count(bytes) : called for what is sent, by any thread
     more : answers to other kinds of requests: more[kind](body), any thread; what it raises closes the connection
 
-    served_bytes : sent so far; lanes : its threads, of which "room" is for questions to other nodes
+    served_bytes : sent so far; room : threads for questions to other nodes
     Raises OSError, ParioError.
     """
 
@@ -58,12 +57,6 @@ class Service:
         self._counting = threading.RLock()  # guards what follows; a future that is done at once calls back at once
         self._bringing: dict[tuple[StagedFetcher, int, int], Future[None]] = {}
         self._threads = threads
-        # Those that bring chunks for this node (keep) may wait for other nodes, which wait for those that bring for
-        # others; these wait for the store alone, and those that ask for rooms for other nodes' servers.
-        # Twice as many threads as reads: the others look whether the file has changed, and put chunks away. (The
-        # first epoch of 121 MB through a service, 20 ms and 100 MB/s: 1.98 and 1.91 s; so 1.90 and 1.79,
-        # four times as many 1.83 and 1.73.)
-        self.lanes = lanes("pario", bring=2 * threads, keep=2 * threads, room=16)
         self._server = AnsweringServer(
             secret,
             self._answer,
@@ -75,6 +68,13 @@ class Service:
             hosts=own_addresses() if network else (),
             sorts={peers.BRING: SLOW, peers.KEEP: SLOW, peers.ROOM: SLOW, peers.OPEN: PATIENT, peers.ASSIGN: PATIENT},
         )
+        # Those that bring chunks for this node (keep) may wait for other nodes, which wait for those that bring for
+        # others; these wait for the store alone, and those that ask for rooms for other nodes' servers.
+        # Twice as many threads as reads: the others look whether the file has changed, and put chunks away. (The
+        # first epoch of 121 MB through a service, 20 ms and 100 MB/s: 1.98 and 1.91 s; so 1.90 and 1.79,
+        # four times as many 1.83 and 1.73.)
+        lane = self._server.workers.lane  # before anybody knows the address
+        self._bring_lane, self._keep_lane, self.room = lane(2 * threads), lane(2 * threads), lane(16)
 
     @property
     def address(self) -> Address:
@@ -121,8 +121,9 @@ class Service:
         with self._counting:
             future = self._bringing.get(what)
             if future is None:
-                call = self.lanes["keep" if kind == peers.KEEP else "bring"].call
-                future = self._bringing[what] = call(staged.bring, chunk, ask_peers=kind == peers.KEEP)
+                keeps = kind == peers.KEEP
+                lane = self._keep_lane if keeps else self._bring_lane
+                future = self._bringing[what] = lane.call(staged.bring, chunk, ask_peers=keeps)
                 future.add_done_callback(partial(self._done, what))
         return future
 
@@ -135,8 +136,8 @@ class Service:
     def close(self, limit_s: float = 1.0) -> None:
         """Idempotent."""
         self._server.end(limit_s)
-        for workers in self.lanes.values():
-            workers.end(limit_s, cancel=True)
+        for lane in (self._bring_lane, self._keep_lane, self.room):
+            lane.end(limit_s, cancel=True)
 
 
 def _check(extents: np.ndarray, grid: Grid) -> None:

@@ -39,6 +39,9 @@ _lent = threading.local()
 def _nothing(nbytes: int) -> None:
     """Nobody wants to know."""
 
+#: The number of the file where there is one.
+_THE_ONE = np.zeros(1, np.int64)
+
 
 class StagedFetcher(Fetcher):
     """Reads of a dataset through the tiers of this node.
@@ -128,7 +131,7 @@ class StagedFetcher(Fetcher):
 
     def _taken(self, reads: np.ndarray) -> None:
         """The store has given these bytes to the caller, who will `look`."""
-        numbers = np.unique(self._store.file_of(reads["offset"]))
+        numbers = np.unique(self._store.file_of(reads["offset"])) if len(self._looks) > 1 else _THE_ONE
         with self._lock:
             self._direct[numbers] += 1
         self._count(len(reads), int(reads["nbytes"].sum()))

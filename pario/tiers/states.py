@@ -18,6 +18,7 @@ import numpy as np
 
 from pario.comm import futex
 from pario.kernels.fence import full_fence, in_order
+from pario.kernels.fill import CHUNK_US
 
 _HEAD_BYTES = 64
 #: words of the head
@@ -25,7 +26,7 @@ _NEWS = 0  # changes with every chunk that arrives, and when the next word chang
 _FILLING = 1  # chunks are on their way
 _GIVEN = 2  # how many chunks were given back
 _WHOLE = 3  # all chunks that hold records are there
-_USED = 4  # how many chunks hold records, if a fill from a file of this node has begun
+_USED = 4  # how many chunks hold records, if a fill from a file of this node has begun; the next word: kernels/fill.py
 
 
 class ChunkStates:
@@ -125,6 +126,10 @@ class ChunkStates:
         """Chunks that a fill on this node has still to bring."""
         return max(0, int(self._head[_USED]) - int(np.count_nonzero(self._states & 1)))
 
+    def left_s(self) -> float:
+        """Seconds that it needs for them if the ranks leave it its cores; 0: it has not copied any."""
+        return self.left() * int(self._head[CHUNK_US]) * 1e-6
+
     # -- of the writer -------------------------------------------------------------------------------------------------
 
     def announce(self, filling: bool) -> None:
@@ -134,7 +139,7 @@ class ChunkStates:
 
     def expect(self, chunks: int) -> None:
         """A fill begins, after which this many chunks will be there."""
-        self._head[_USED] = chunks
+        self._head[CHUNK_US], self._head[_USED] = 0, chunks
 
     def add(self, chunk: int) -> None:
         """The chunk's bytes are written."""

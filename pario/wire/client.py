@@ -10,11 +10,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from pario.machine import boot
+from pario.threads import in_child
 from pario.wire.frames import HEAD, MAGIC, PIECES, Link, Part, WireError, Word, advance, exactly, peer_uid, send, tune
 
 #: A whole answer is at most this long.
@@ -45,47 +47,45 @@ class Client:
 
     def __init__(self, address: Address, secret: bytes, limit_s: float) -> None:
         self._address, self._secret, self._limit_s = address, secret, limit_s
+        self._closed = False
+        self._renew()
+        in_child(self.forget)
+
+    def _renew(self) -> None:
         self._lock = threading.RLock()  # the garbage collector may call `close` in a thread that holds it
         self._idle: list[Link] = []
         self._used: set[Link] = set()
-        self._pid = os.getpid()
-        self._closed = False
 
     def ask(self, kind: int, body: bytes) -> Request:
         """Send a request. Raises OSError."""
-        self._after_fork()
         link = self._quiet() or reached(self._address, self._secret, self._limit_s)
         with self._lock:
             self._used.add(link)
         request = Request(self, link, self._limit_s)
         try:
-            self._check_open()
+            if self._closed:
+                raise OSError("the connections to another node are closed")
             send(link, kind, (Part(np.frombuffer(body, np.uint8)),))
         except BaseException:
-            request.drop()
+            request.close()
             raise
         return request
 
-    def call(self, kind: int, body: bytes) -> tuple[int, bytes]:
-        """Send a request and take the whole answer, its kind and its bytes. Raises OSError."""
-        request = self.ask(kind, body)
-        try:
+    def call(self, kind: int, body: bytes, into: Any = None) -> tuple[int, Any]:
+        """Send a request and take the whole answer, its kind and its bytes. Raises OSError.
+
+        into : u8[n], where it lies, if it has just so many bytes
+        """
+        with closing(self.ask(kind, body)) as request:
             kind, nbytes = request.head()
-            answer = bytearray(min(nbytes, _MOST_ANSWER))
+            answer = bytearray(min(nbytes, _MOST_ANSWER)) if into is None else into
             request.read([memoryview(answer)])
             if not request.is_right():
                 raise WireError("an answer was damaged on its way")
-        finally:
-            request.drop()
-        return kind, bytes(answer)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise OSError("the connections to another node are closed")
+        return kind, answer
 
     def _quiet(self) -> Link | None:
-        """An idle connection that the server has not closed. Raises OSError after `close`."""
-        self._check_open()
+        """An idle connection that the server has not closed."""
         with suppress(IndexError):
             while True:
                 link = self._idle.pop()
@@ -115,13 +115,11 @@ class Client:
         for link in idle:
             _end(link.sock)
 
-    def _after_fork(self) -> None:
-        """The connections belong to the process that made them."""
-        if self._pid != os.getpid():
-            self._pid, self._lock = os.getpid(), threading.RLock()
-            for link in (*self._idle, *self._used):
-                link.sock.close()
-            self._idle, self._used = [], set()
+    def forget(self) -> None:
+        """In a process that was forked: the connections belong to its parent."""
+        for link in (*self._idle, *self._used):
+            link.sock.close()
+        self._renew()
 
     def close(self) -> None:
         """Requests under way fail. Idempotent."""
@@ -134,8 +132,8 @@ class Client:
 
 
 class Request:
-    """One request under way. `head`, then `read` until all bytes are there, then `is_right`; or `drop`. All but `drop`
-    may raise OSError, after which only `drop` may be called."""
+    """One request under way. `head`, then `read` until all bytes are there, then `is_right`; at last, or at any time,
+    `close`. All but `close` may raise OSError, after which only `close` may be called."""
 
     def __init__(self, client: Client, link: Link, limit_s: float) -> None:
         self._client, self._link, self._limit_s = client, link, limit_s
@@ -180,7 +178,7 @@ class Request:
         self._client.finished(self._link, good=right)
         return right
 
-    def drop(self) -> None:
+    def close(self) -> None:
         """Want no more of it. Idempotent, also after `is_right`."""
         if not self._over:
             self._over = True
@@ -194,15 +192,15 @@ def reached(
 
     most_bytes : of a frame that comes
     """
-    ways: list[Any] = [f"\0{where.local}"] if where.machine == machine_id() else []
+    ways: list[Any] = [f"\0{where.local}"] if where.machine == boot() else []
     ways += [(host, where.port) for host in where.hosts if where.port]
     error: OSError = OSError("another node has no address")
     for address in ways:
         family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
         link, until = Link(socket.socket(family, socket.SOCK_STREAM), most_bytes), time.monotonic() + _CONNECT_S
         try:
-            link.sock.settimeout(_CONNECT_S)
-            _connect(link.sock, address)
+            tune(link.sock, _CONNECT_S)  # also for a Unix socket at which too many stand in line
+            link.sock.connect(address)
             if peer_uid(link.sock) not in (None, os.geteuid()):
                 raise OSError("another user's process has the address of another node")
             link.greet("", secret, until, name=where.local.encode(), trusts_system=trusts_system)
@@ -210,24 +208,11 @@ def reached(
             return link
         except OSError as e:  # another container of this machine; a network that does not lead there
             link.sock.close()
-            error = e
+            error = TimeoutError("there is no connection in time") if isinstance(e, BlockingIOError) else e
         except BaseException:
             link.sock.close()
             raise
     raise error
-
-
-def _connect(sock: socket.socket, address: str | tuple[str, int]) -> None:
-    """Raises OSError."""
-    end = time.monotonic() + _CONNECT_S
-    while True:
-        try:
-            sock.connect(address)
-            return
-        except BlockingIOError:  # a Unix socket at which too many stand in line
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.005)
 
 
 def _end(sock: socket.socket) -> None:
@@ -242,10 +227,3 @@ def _is_quiet(sock: socket.socket) -> bool:
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return not poll.poll(0)
-
-
-def machine_id() -> str:
-    """Tells machines, and starts of one machine, apart."""
-    with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
-        return file.read().strip()
-    return socket.gethostname()

@@ -16,17 +16,18 @@ import select
 import socket
 import threading
 import time
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from types import MethodType
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from pario.errors import ParioError
-from pario.threads import lanes, start_thread
+from pario.machine import boot
+from pario.threads import Workers, in_child, start_thread
 from pario.wire import frames
-from pario.wire.client import Address, machine_id
+from pario.wire.client import Address
 from pario.wire.frames import Link, Part, WireError, Word, peer_uid, send, tune
 from pario.wire.local import Bell, user_names
 
@@ -40,9 +41,9 @@ BACKLOG = 1024  # may stand in line to connect, if the system allows that
 _NO_SECRET = secrets.token_bytes(32)
 #: Seconds until a complaint is repeated; the most clients that each complaint, and all together, name meanwhile.
 _AGAIN_S, _EACH, _ALL = 600.0, 16, 256
-_QUICK, SLOW, PATIENT = "serve", "slow", "open"  # sorts of requests, and names of the threads that answer them
-#: Frames of one connection that are taken in a turn, and seconds of turns until newcomers are looked after again.
-_FEW, _TURNS_S = 4, 0.01
+_QUICK, SLOW, PATIENT = range(3)  # sorts of requests, each of which has threads of its own
+#: Frames of one connection that are taken in a turn, and connections that have one until others are looked after.
+_FEW, _ROUND = 4, 64
 _PATIENT_THREADS = 64  # such requests mostly wait for something that another one of them does
 
 
@@ -77,7 +78,6 @@ class Guest(Link):
     whom : for the log
     uid : of the other end, if the system knows it; user : whom it says to be, and with `proven` is
     over : it was dropped; heard_at : when a frame came last
-    is_new : no frame of it has been taken; behind : more frames have come than were taken
     busy : a thread answers it
     """
 
@@ -89,8 +89,7 @@ class Guest(Link):
         self.uid = peer_uid(sock)
         self.whom = f"a connection from {address[0]}" if self.uid is None else f"a connection of system user {self.uid}"
         self.user = ""
-        self.proven = self.over = self.busy = self.behind = False
-        self.is_new = True
+        self.proven = self.over = self.busy = False
         self.heard_at, self.watched = now, 0
 
     def hello(self) -> tuple[bytes, bytes, bytes] | None:
@@ -148,13 +147,13 @@ class Server(ABC, Generic[G]):
         self.say = Complaints(whose, clock).say
         self.links: dict[G, None] = {}
         self._strangers: dict[G, float] = {}  # until when each may prove itself
-        self._turns: dict[G, int] = {}  # whose turn comes next, and what has happened to them
+        self._behind: dict[G, None] = {}  # of whom more frames have come than were taken; the next one's turn first
         self._over = self._closed = False
         self._poll = select.epoll()  # any thread may change it while another one waits
         self._ready: dict[int, Callable[[int], None]] = {}  # what to do if something comes, by descriptor
         self._bell = Bell()
         self.watch(self._bell.fileno(), lambda what: self._bell.silence())
-        _servers.add(self)
+        in_child(MethodType(Server.close, self))  # the connections are its parent's
 
     def listen_at(self, listener: socket.socket) -> None:
         """One more socket that listens; it is closed with the server."""
@@ -187,17 +186,15 @@ class Server(ABC, Generic[G]):
         if first is not None:
             left = max(0.0, first - self._clock())
             wait_s = left if wait_s is None else min(wait_s, left)
-        for fd, what in self._poll.poll(0.0 if self._turns else wait_s):
+        # Few at a time: the system hands them out in turns.
+        for fd, what in self._poll.poll(0.0 if self._behind else wait_s, _ROUND):
             if (action := self._ready.get(fd)) is not None:
                 try:
                     action(what)
                 except Exception as e:  # one connection must not end all others
                     _log.warning("%s: %r", self._whose, e)
-        end = self._clock() + _TURNS_S
-        for link in list(self._turns):
-            self._serve(link, self._turns.pop(link, 0), turn=True)
-            if self._clock() > end:
-                break
+        for link in list(self._behind)[:_ROUND]:
+            self._serve(link, 0)
         if first is not None:
             now = self._clock()
             for link in [link for link, until in self._strangers.items() if until <= now]:
@@ -246,25 +243,21 @@ class Server(ABC, Generic[G]):
         link.put_raw(frames.GREETING + link.number)
         self._go_on(link)
 
-    def _serve(self, link: G, what: int, *, turn: bool = False) -> None:
-        """Something came from this client, or it takes more. A client that has said something already waits."""
-        if not link.is_new and not turn:
-            self._turns[link] = self._turns.get(link, 0) | what
-            return
+    def _serve(self, link: G, what: int) -> None:
+        """Something came from this client, or it takes more, or it is behind."""
         try:
-            if what & ~select.EPOLLOUT and not link.behind:
+            if self._behind.pop(link, what) is not None and what & ~select.EPOLLOUT:
                 link.receive()
                 if not link.proven:
                     self._let_in(link)
-            link.behind = False
             for _ in range(_FEW):
                 if not link.proven or link.over or (frame := link.next()) is None:
                     break
-                link.heard_at, link.is_new = self._clock(), False
+                link.heard_at = self._clock()
                 if not self.took(link, *frame):
                     return
             else:
-                link.behind, self._turns[link] = True, 0
+                self._behind[link] = None
             if not link.over:
                 self._go_on(link)
         except _StrangerError as e:
@@ -347,7 +340,7 @@ class Server(ABC, Generic[G]):
             return
         link.over = True
         self._strangers.pop(link, None)
-        self._turns.pop(link, None)
+        self._behind.pop(link, None)
         self._ready.pop(link.sock.fileno(), None)  # before the system gives its number to another one
         if link.proven:
             self.forget(link)
@@ -358,7 +351,7 @@ class Server(ABC, Generic[G]):
         return False
 
     def close(self) -> None:
-        """This process's descriptors; connections of the process that it was forked from go on."""
+        """Closes this process's descriptors."""
         self._over = self._closed = True
         for sock in (*self._listeners, *(link.sock for link in list(self.links))):
             sock.close()
@@ -395,6 +388,8 @@ class AnsweringServer(Server[Guest]):
         whose clients wait for that: each sort has threads of its own
     hosts : this machine's addresses in the network; empty: it serves this machine only
 
+    workers : its threads, of which others may have lanes, too
+
     Raises OSError, ParioError if the system refuses a socket or a thread.
     """
 
@@ -411,11 +406,11 @@ class AnsweringServer(Server[Guest]):
         most_links: int,
         limit_s: float,
         hosts: Sequence[str],
-        sorts: Mapping[int, str] | None = None,
+        sorts: Mapping[int, int] | None = None,
     ) -> None:
         self._secret, self._answer, self._limit_s = secret, answer, limit_s
-        most = {_QUICK: threads, SLOW: threads, PATIENT: max(threads, _PATIENT_THREADS)}
-        self._workers = lanes("pario", **most)  # what is patient waits for what is not
+        self.workers = Workers("pario-serve", 0)  # what is patient waits for what is not
+        self._lanes = [self.workers.lane(n) for n in (threads, threads, max(threads, _PATIENT_THREADS))]
         self._sorts = dict(sorts or {})
         local, port = f"pario-{secrets.token_hex(16)}", 0
         whose = "pario's server for other ranks"
@@ -429,7 +424,7 @@ class AnsweringServer(Server[Guest]):
                 if hosts:
                     self.listen_at(there := socket.create_server((hosts[0], 0), backlog=BACKLOG))
                     port = there.getsockname()[1]
-            self.address = Address(machine_id(), local, tuple(hosts), port)
+            self.address = Address(boot(), local, tuple(hosts), port)
             self.start(self.end)
         except BaseException:
             self.close()
@@ -446,7 +441,7 @@ class AnsweringServer(Server[Guest]):
         link.busy = True
         sort = self._sorts.get(kind, _QUICK)
         limit_s = math.inf if sort == PATIENT else self._limit_s
-        self._workers[sort].put(partial(self._serve_one, link, kind, body, time.monotonic() + limit_s))
+        self._lanes[sort].put(partial(self._serve_one, link, kind, body, time.monotonic() + limit_s))
         return False
 
     def _serve_one(self, link: Guest, kind: int, body: bytes, until: float) -> None:
@@ -465,7 +460,7 @@ class AnsweringServer(Server[Guest]):
 
     def load(self) -> int:
         """Slow requests that are answered now, or wait for that."""
-        return self._workers[SLOW].load
+        return self._lanes[SLOW].load
 
     def _drop_idle(self) -> bool:
         """That which has been idle for longest."""
@@ -482,19 +477,10 @@ class AnsweringServer(Server[Guest]):
         for link in list(self.links):  # anyone who answers there stops
             with suppress(OSError):
                 link.sock.shutdown(socket.SHUT_RDWR)
-        for workers in self._workers.values():
-            workers.end(limit_s)
+        for lane in self._lanes:
+            lane.end(limit_s)
         self.stop()
         if self._thread is not threading.current_thread():
             self._thread.join(limit_s)
 
 
-_servers: weakref.WeakSet[Server[Any]] = weakref.WeakSet()
-
-
-def _forked() -> None:
-    for server in list(_servers):
-        Server.close(server)
-
-
-os.register_at_fork(after_in_child=_forked)
