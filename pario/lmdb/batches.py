@@ -6,28 +6,25 @@ import numpy as np
 
 from pario.format.layout import F_DUPDATA
 from pario.kernels.calls import as_bytes
-from pario.kernels.jit import inner, kernel
+from pario.kernels.jit import kernel
 from pario.kernels.nodes import BIG, PAGE_SIZE, count, node_at, u16, word
 from pario.lmdb import abi, capi
 from pario.lmdb.capi import as_words, intp, pages_of
-from pario.lmdb.engine import alive, argument, find_in_leaf
-from pario.lmdb.moves import go, moved, seek
-from pario.lmdb.pages import error, fail, page_at, plain_error
+from pario.lmdb.engine import argument, find_in_leaf, opened
+from pario.lmdb.moves import go, seek
+from pario.lmdb.pages import error, fail, moved, page_at, plain_error
 from pario.lmdb.values import failed, fill_values, item_of, node_item, read_values, values_read
 
 
-@inner
 def collect(cursor_at, op, started, most, most_bytes, what):  # type: ignore[no-untyped-def]
     """The next items as a list, at most `most`, stopping after `most_bytes` of values; [] at the end. Or an error.
 
     started : 0 = the first is the one where the cursor stands; nothing comes if that is nowhere
     The cursor stands on the last item returned. After an error its place is undefined.
     """
-    c = as_words(cursor_at, abi.CURSOR_WORDS)
-    g = alive(c[abi.C_TXN])
+    g, handle, c = opened(cursor_at)
     if len(g) == 0:
         return plain_error(abi.CLOSED)
-    handle = as_words(c[abi.C_HANDLE], abi.HANDLE_WORDS)
     found = capi.list_new(intp(0))
     if found == 0:
         return found
@@ -66,14 +63,15 @@ def collect(cursor_at, op, started, most, most_bytes, what):  # type: ignore[no-
                     break
                 items = count(pool, o, g)
                 if not 0 <= c[abi.C_PATH + abi.LEVELS + level] < items:
-                    status = moved(g)
+                    moved(g)
+                    status = abi.CLOSED
                     break
                 # The first page of the pool starts at 0, which here means "none": then each item takes the long way.
             at = node_at(pool, o, c[abi.C_PATH + abi.LEVELS + level], g)
             if u16(pool, at + 4, g[BIG]) & F_DUPDATA:
                 status = fail(g, abi.DAMAGED, pgno, pgno * g[PAGE_SIZE], 0, 0, 0)
                 break
-            thing = node_item(g, pool, at, pgno, what, jobs[m] if what & abi.VALUE else no_job)
+            thing = node_item(g, at, pgno, what, jobs[m] if what & abi.VALUE else no_job)
         else:
             thing = item_of(g, handle, c, what, jobs[m] if what & abi.VALUE else no_job)
         if thing == 0:
@@ -100,18 +98,15 @@ def collect(cursor_at, op, started, most, most_bytes, what):  # type: ignore[no-
     return found
 
 
-@inner
 def find_many(cursor_at, keys, what, jobs_at):  # type: ignore[no-untyped-def]
     """[(key, value) or key, ...] of those of a list of keys that there are; long values are not read, but noted.
 
     jobs_at : address of i64[1 + JOB_WORDS * keys]: how many are noted, and they
     An error if something is wrong or a key is not a bytes object. The cursor stands on the last key, if it was found.
     """
-    c = as_words(cursor_at, abi.CURSOR_WORDS)
-    g = alive(c[abi.C_TXN])
+    g, handle, c = opened(cursor_at)
     if len(g) == 0:
         return plain_error(abi.CLOSED)
-    handle = as_words(c[abi.C_HANDLE], abi.HANDLE_WORDS)
     n = capi.list_size(keys)
     found = capi.list_new(intp(0))
     if found == 0:
@@ -150,7 +145,7 @@ def find_many(cursor_at, keys, what, jobs_at):  # type: ignore[no-untyped-def]
             if u16(pool, at + 4, g[BIG]) & F_DUPDATA:
                 status = fail(g, abi.DAMAGED, pgno, pgno * g[PAGE_SIZE], 0, 0, 0)
                 break
-            thing = node_item(g, pool, at, pgno, what, job)
+            thing = node_item(g, at, pgno, what, job)
         else:
             thing = item_of(g, handle, c, what, job if what & abi.VALUE else nothing)
         if thing == 0:
@@ -172,7 +167,6 @@ def find_many(cursor_at, keys, what, jobs_at):  # type: ignore[no-untyped-def]
     return found
 
 
-@inner
 def after_values(store_at, jobs_at, status, failure_at):  # type: ignore[no-untyped-def]
     """None of other threads' readings of values (`fill`) found something wrong: True. Or an error."""
     g = as_words(store_at, abi.STORE_WORDS)

@@ -20,13 +20,12 @@ from pario.lmdb.native import later
 if TYPE_CHECKING:
     from pario.lmdb.database import _Database
 
-_move: Any = later("move", globals(), "_move")
-_find: Any = later("find", globals(), "_find")
-_look: Any = later("look", globals(), "_look")
-_collect: Any = later("collect", globals(), "_collect")
-_skip: Any = later("skip", globals(), "_skip")
-_find_many: Any = later("find_many", globals(), "_find_many")
-_count: Any = later("count", globals(), "_count")
+_move: Any = later("move", globals())
+_find: Any = later("find", globals())
+_look: Any = later("look", globals())
+_collect: Any = later("collect", globals())
+_find_many: Any = later("find_many", globals())
+_count: Any = later("count", globals())
 
 #: Items per batch: few at first, since many a loop ends early.
 _FIRST_BATCH, _GROWTH, _LARGEST_BATCH = 1, 8, 512
@@ -292,10 +291,8 @@ class Cursor:
             txn = here[abi.C_TXN]
             here[:] = self._before
             here[abi.C_TXN] = txn
-            if self._moves > left:
-                done = _skip(self._at, self._op, self._moves - left)
-                if done is not True:
-                    raise self._error(done, "move")
+            for _ in range(self._moves - left):
+                Cursor._go(self, self._op)  # to items that have been there
 
     def _end_batch(self) -> int:
         """Stop the iterator. Returns the number of items that it had left.
@@ -400,28 +397,4 @@ class Cursor:
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
-    def put(self, key: Any, value: Any, dupdata: bool = True, overwrite: bool = True, append: bool = False) -> bool:
-        """Raises ReadonlyError."""
-        raise self._no_write("put")
-
-    def putmulti(
-        self, items: Iterable[Any], dupdata: bool = True, overwrite: bool = True, append: bool = False
-    ) -> tuple[int, int]:
-        """Raises ReadonlyError."""
-        raise self._no_write("putmulti")
-
-    def replace(self, key: Any, value: Any) -> Any:
-        """Raises ReadonlyError."""
-        raise self._no_write("replace")
-
-    def pop(self, key: Any) -> Any:
-        """Raises ReadonlyError."""
-        raise self._no_write("pop")
-
-    def delete(self, dupdata: bool = False) -> bool:
-        """Raises ReadonlyError."""
-        raise self._no_write("delete")
-
-    def _no_write(self, what: str) -> errors.Error:
-        self._check()
-        return errors.readonly(what)
+    put, putmulti, replace, pop, delete = map(errors.refusing, ("put", "putmulti", "replace", "pop", "delete"))

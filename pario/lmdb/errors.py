@@ -18,16 +18,8 @@ import builtins
 import errno
 from typing import Any
 
-from pario.errors import (
-    ClosedError,
-    EncryptedError,
-    MissingError,
-    OptionError,
-    ParioError,
-    ReadError,
-    SnapshotError,
-)
 from pario.errors import CorruptedError as PageError
+from pario.errors import EncryptedError, OptionError, ParioError, SnapshotError
 from pario.errors import InvalidError as FileInvalidError
 from pario.errors import VersionMismatchError as FormatError
 from pario.lmdb.real import real
@@ -134,6 +126,17 @@ def readonly(what: str) -> Error:
     return ReadonlyError(what, hint=_WRITE_HINT)
 
 
+def refusing(what: str) -> Any:
+    """A method that would write, and raises ReadonlyError; `what` is py-lmdb's name."""
+
+    def refuse(self: Any, *_: object, **__: object) -> Any:
+        """Raises ReadonlyError."""
+        self._check()
+        raise readonly(what)
+
+    return refuse
+
+
 def translated(error: ParioError, what: str) -> Error:
     """An error of the rooms below as the class that py-lmdb's users expect, with its place."""
     kinds: list[tuple[type[ParioError], type[Error]]] = [
@@ -142,9 +145,6 @@ def translated(error: ParioError, what: str) -> Error:
         (FileInvalidError, InvalidError),
         (PageError, CorruptedError),
         (SnapshotError, BadTxnError),
-        (MissingError, Error),
-        (ReadError, Error),
-        (ClosedError, Error),
         (OptionError, InvalidParameterError),
     ]
     cls = next((ours for theirs, ours in kinds if isinstance(error, theirs)), Error)

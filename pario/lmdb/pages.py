@@ -7,11 +7,11 @@ from errno import EINTR, EINVAL, ENOSYS, EOPNOTSUPP
 import numpy as np
 from numba import carray, types
 
-from pario.format.layout import NUM_METAS, P_BRANCH, P_LEAF, P_LEAF2
+from pario.format.layout import F_DUPDATA, NUM_METAS, P_BRANCH, P_LEAF, P_LEAF2
+from pario.kernels import nodes
 from pario.kernels.calls import as_bytes
 from pario.kernels.fence import full_fence
 from pario.kernels.jit import inner
-from pario.kernels.nodes import BIG, FILE_BYTES, HEADER, LAST_PGNO, PAGE_SIZE, SOUND, VERSION, check_page, u16
 from pario.kernels.pack import copy_bytes
 from pario.lmdb import abi, capi
 from pario.lmdb.capi import as_words, intc, intp, pages_of, uintp
@@ -151,7 +151,7 @@ def _copy_state(g, first, last):  # type: ignore[no-untyped-def]
 @inner
 def is_in_copy(g, offset, nbytes):  # type: ignore[no-untyped-def]
     """Whether the node's copy holds these bytes now."""
-    if g[abi.COPY_STATES] == 0 or offset < 0 or offset + nbytes > g[FILE_BYTES]:
+    if g[abi.COPY_STATES] == 0 or offset < 0 or offset + nbytes > g[nodes.FILE_BYTES]:
         return False
     return _copy_state(g, offset >> g[abi.CHUNK_BITS], (offset + nbytes - 1) >> g[abi.CHUNK_BITS]) != 0
 
@@ -159,7 +159,7 @@ def is_in_copy(g, offset, nbytes):  # type: ignore[no-untyped-def]
 @inner
 def from_copy(g, vectors, m, nbytes, offset):  # type: ignore[no-untyped-def]
     """Read from the node's copy, which was compared with our snapshot when it was made. False: it does not hold all."""
-    if g[abi.COPY_STATES] == 0 or offset < 0 or offset + nbytes > g[FILE_BYTES]:
+    if g[abi.COPY_STATES] == 0 or offset < 0 or offset + nbytes > g[nodes.FILE_BYTES]:
         return False
     first, last = offset >> g[abi.CHUNK_BITS], (offset + nbytes - 1) >> g[abi.CHUNK_BITS]
     state = _copy_state(g, first, last)
@@ -172,8 +172,8 @@ def from_copy(g, vectors, m, nbytes, offset):  # type: ignore[no-untyped-def]
 @inner
 def read_failed(g, failure, nbytes):  # type: ignore[no-untyped-def]
     if failure[2]:
-        return fail(g, abi.FAILED, failure[0] // g[PAGE_SIZE], failure[0], nbytes, failure[2], 0)
-    return fail(g, abi.SHORT, failure[0] // g[PAGE_SIZE], failure[0], nbytes, failure[1], 0)
+        return fail(g, abi.FAILED, failure[0] // g[nodes.PAGE_SIZE], failure[0], nbytes, failure[2], 0)
+    return fail(g, abi.SHORT, failure[0] // g[nodes.PAGE_SIZE], failure[0], nbytes, failure[1], 0)
 
 
 @inner
@@ -276,7 +276,7 @@ def _keep(g, pgno, page):  # type: ignore[no-untyped-def]
         i = (i + 1) & mask
     table[i] = slot + 1
     page_of[slot] = pgno
-    copy_bytes(pages_of(g), slot * g[PAGE_SIZE], page, 0, g[PAGE_SIZE])
+    copy_bytes(pages_of(g), slot * g[nodes.PAGE_SIZE], page, 0, g[nodes.PAGE_SIZE])
     return slot
 
 
@@ -289,12 +289,12 @@ def _page(g, pgno, rules):  # type: ignore[no-untyped-def]
     """
     slot = cached(g, pgno)
     if slot < 0:
-        size = g[PAGE_SIZE]
-        if pgno < NUM_METAS or pgno > g[LAST_PGNO]:
+        size = g[nodes.PAGE_SIZE]
+        if pgno < NUM_METAS or pgno > g[nodes.LAST_PGNO]:
             fail(g, abi.DAMAGED, pgno, pgno * size, 0, 0, 0)
             return np.int64(-1)
-        if (pgno + 1) * size > g[FILE_BYTES]:
-            fail(g, abi.SHORT, pgno, pgno * size, size, max(g[FILE_BYTES] - pgno * size, 0), 0)
+        if (pgno + 1) * size > g[nodes.FILE_BYTES]:
+            fail(g, abi.SHORT, pgno, pgno * size, size, max(g[nodes.FILE_BYTES] - pgno * size, 0), 0)
             return np.int64(-1)
         page = np.empty(size, np.uint8)
         scratch = capi.scratch_memory()
@@ -302,40 +302,62 @@ def _page(g, pgno, rules):  # type: ignore[no-untyped-def]
         vectors[0], vectors[1] = page.ctypes.data, size
         if read_of_snapshot(g, scratch, 1, size, pgno * size) != abi.OK:
             return np.int64(-1)
-        found = check_page(page, 0, pgno, rules, g)
-        if found != SOUND:
+        found = nodes.check_page(page, 0, pgno, rules, g)
+        if found != nodes.SOUND:
             fail(g, abi.DAMAGED, pgno, pgno * size, found, 0, 0)
             return np.int64(-1)
         slot = _keep(g, pgno, page)
-    o = slot * g[PAGE_SIZE]
-    branch = pages_of(g)[o + g[HEADER] - (5 if g[BIG] else 6)] & P_BRANCH
+    o = slot * g[nodes.PAGE_SIZE]
+    branch = pages_of(g)[o + g[nodes.HEADER] - (5 if g[nodes.BIG] else 6)] & P_BRANCH
     as_bytes(g[abi.LIVES], g[abi.SLOTS])[slot] = LIVES_BRANCH if branch else LIVES_LEAF
-    return o
-
-
-@inner
-def page_at(g, pgno, level, tree):  # type: ignore[no-untyped-def]
-    """Like `_page`, and it is of the kind that belongs at this level (0 = root) of a tree (abi.TREE_WORDS)."""
-    depth, pad = tree[abi.DEPTH], tree[abi.PAD]
-    o = _page(g, pgno, tree[abi.RULES])
-    if o < 0:
-        return o
-    pool = pages_of(g)
-    flags = u16(pool, o + g[HEADER] - 6, g[BIG])
-    if level < depth - 1:
-        fits = flags == P_BRANCH
-    elif pad:
-        fits = flags == P_LEAF | P_LEAF2 and u16(pool, o + g[HEADER] - 8, g[BIG]) == pad
-    else:
-        fits = flags == P_LEAF
-    if not fits:
-        fail(g, abi.MISPLACED, pgno, pgno * g[PAGE_SIZE], level, depth, pad)
-        return np.int64(-1)
     return o
 
 
 @inner
 def data_at(pool, at, g):  # type: ignore[no-untyped-def]
     """Where the data of the leaf node at `at` starts in the pool."""
-    k = u16(pool, at + 6, g[BIG])
-    return at + 8 + k + (k & 1 if g[VERSION] == 3 else 0)
+    k = nodes.u16(pool, at + 6, g[nodes.BIG])
+    return at + 8 + k + (k & 1 if g[nodes.VERSION] == 3 else 0)
+
+
+@inner
+def moved(g):  # type: ignore[no-untyped-def]
+    """The cursor's numbers contradict its page: two threads move it at once."""
+    fail(g, abi.UNPOSITIONED, 0, 0, 0, 0, 0)
+    return np.int64(-1)
+
+
+@inner
+def _sub_page(g, pgno, tree):  # type: ignore[no-untyped-def]
+    """Where the sub-page of an item of this leaf page starts in the pool; -1: an error is noted."""
+    o = _page(g, pgno, tree[abi.RULES])
+    if o < 0:
+        return o
+    pool = pages_of(g)
+    if tree[abi.SUB_OF] >= nodes.count(pool, o, g):
+        return moved(g)
+    at = nodes.node_at(pool, o, tree[abi.SUB_OF], g)
+    return np.int64(data_at(pool, at, g)) if nodes.u16(pool, at + 4, g[nodes.BIG]) == F_DUPDATA else moved(g)
+
+
+@inner
+def page_at(g, pgno, level, tree):  # type: ignore[no-untyped-def]
+    """Like `_page`, and it is of the kind that belongs at this level (0 = root) of a tree (abi.TREE_WORDS)."""
+    if pgno < 0:
+        return _sub_page(g, -1 - pgno, tree)
+    depth, pad = tree[abi.DEPTH], tree[abi.PAD]
+    o = _page(g, pgno, tree[abi.RULES])
+    if o < 0:
+        return o
+    pool = pages_of(g)
+    flags = nodes.u16(pool, o + g[nodes.HEADER] - 6, g[nodes.BIG])
+    if level < depth - 1:
+        fits = flags == P_BRANCH
+    elif pad:
+        fits = flags == P_LEAF | P_LEAF2 and nodes.u16(pool, o + g[nodes.HEADER] - 8, g[nodes.BIG]) == pad
+    else:
+        fits = flags == P_LEAF
+    if not fits:
+        fail(g, abi.MISPLACED, pgno, pgno * g[nodes.PAGE_SIZE], level, depth, pad)
+        return np.int64(-1)
+    return o
