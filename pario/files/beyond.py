@@ -213,5 +213,5 @@ def renames(view: View, outputs: Outputs, call: Call, name: str, old: str, new: 
 
 def ends(view: View, outputs: Outputs, call: Call) -> None:
     """A process ends by itself."""
-    outputs.ends(_process(call[1]))
+    outputs.look(_process(call[1]), ends=True)
     view.listener.go_on(call[0])

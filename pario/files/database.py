@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from pario.errors import CorruptedError, DatabaseError, ParioError
+from pario.errors import CorruptedError, DatabaseError, ParioError, SnapshotError
 from pario.fetch.base import read_error
 from pario.fetch.posix import PosixFetcher
 from pario.fetch.snapshot import check_snapshot, read_snapshot
@@ -42,6 +42,10 @@ class Packed(NamedTuple):
     key: bytes
     packing: Packing
 
+
+#: What programs learn of errors that have no number of their own.
+_ERRNOS = {SnapshotError: errno.ESTALE, FileNotFoundError: errno.ENOENT, NotADirectoryError: errno.ENOTDIR}
+_ERRNOS[MemoryError] = errno.ENOMEM
 
 #: What sendfile says where a file system has no splicing.
 _CANNOT_SEND = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -221,14 +225,9 @@ class Database:
                 out = bytearray(nbytes)
                 self._read(node, memoryview(out))
                 return bytes(out)
-            if self._copy is not None:
-                part = bytearray(nbytes)
-                if self._copy.read(run.offset + offset, memoryview(part)):
-                    return bytes(part)
-            data = self._fetcher.pread(run.offset + offset, nbytes)
+            data = self._pread(run.offset + offset, nbytes)
             if len(data) < nbytes:
                 raise read_error(self._fetcher.path, run.offset + offset, nbytes, len(data), 0)
-            check_snapshot(self._fetcher, self._snapshot)
             return data
         whole = bytearray(size)
         self.read(node, memoryview(whole))
@@ -257,14 +256,17 @@ class Database:
     # -- bytes of the file ---------------------------------------------------------------------------------------------
 
     def _read_page(self, pgno: int) -> bytes:
-        size = self._snapshot.page_size
+        return self._pread(pgno * self._snapshot.page_size, self._snapshot.page_size)
+
+    def _pread(self, offset: int, nbytes: int) -> bytes:
+        """Bytes of the file, out of the service's copy if it has them; fewer at its end."""
         if self._copy is not None:
-            copied = bytearray(size)
-            if self._copy.read(pgno * size, memoryview(copied)):
+            copied = bytearray(nbytes)
+            if self._copy.read(offset, memoryview(copied)):
                 return bytes(copied)
-        page = self._fetcher.pread(pgno * size, size)
+        data = self._fetcher.pread(offset, nbytes)
         check_snapshot(self._fetcher, self._snapshot)
-        return page
+        return data
 
     def _read(self, node: Node, out: memoryview) -> None:
         """The first bytes of what is stored."""
@@ -323,6 +325,14 @@ def _raw_size(head: bytes, node: Node, path: str) -> int:
 
 #: The largest value that LMDB holds.
 _MOST_RAW = (1 << 32) - 1
+
+
+def errno_of(error: BaseException) -> int:
+    """By which programs learn of an error."""
+    told = getattr(error, "errno", None)
+    if isinstance(told, int) and told > 0:
+        return told
+    return next((number for kind, number in _ERRNOS.items() if isinstance(error, kind)), errno.EIO)
 
 
 def as_bytes(out: Any, nbytes: int) -> memoryview:

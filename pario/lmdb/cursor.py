@@ -356,6 +356,8 @@ class Cursor:
 
     def _get_many(self, keys: list[Any], what: int) -> list[Any]:
         found, jobs = self._found(keys, what)
+        if keys:
+            self._seek(abi.SET_KEY, keys[-1], b"")
         if len(jobs):
             self.txn._store.read_values(jobs)
         return self._wrapped(found, what)

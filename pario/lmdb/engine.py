@@ -30,15 +30,14 @@ from __future__ import annotations
 import numpy as np
 from numba import types
 
-from pario.format.layout import F_DUPDATA
 from pario.kernels.calls import as_bytes
 from pario.kernels.jit import inner
-from pario.kernels.nodes import BIG, key_span, node_at, search_leaf, u16, word
+from pario.kernels.nodes import key_span, search_leaf
 from pario.lmdb import abi, capi
 from pario.lmdb.capi import as_words, intc, intp, pages_of, uintp
-from pario.lmdb.moves import enter, go, leaf_for, seek
-from pario.lmdb.pages import error, plain_error
-from pario.lmdb.values import failed, item_of, node_value, value_of
+from pario.lmdb.moves import go, leaf_for, seek
+from pario.lmdb.pages import error, fail, plain_error
+from pario.lmdb.values import failed, item_in_leaf, item_of
 
 
 @inner
@@ -74,31 +73,20 @@ def argument(key):  # type: ignore[no-untyped-def]
 @inner
 def _lookup(txn_at, handle_at, key):  # type: ignore[no-untyped-def]
     """(OK, the value (of the first duplicate) of a key), (MISSING, 0), (NOTED, what `get` is to return) or
-    (CLOSED, NOT_BYTES or EMPTY_KEY, 0).
+    (CLOSED or NOT_BYTES, 0).
     """
     nothing = uintp(0)
     g = alive(txn_at)
     if len(g) == 0:
         return abi.CLOSED, nothing
     wanted_at, nbytes = argument(key)
-    if nbytes <= 0:
-        return abi.NOT_BYTES if nbytes < 0 else abi.EMPTY_KEY, nothing
-    wanted = as_bytes(wanted_at, nbytes)
+    if nbytes < 0:
+        return abi.NOT_BYTES, nothing
     handle = as_words(handle_at if handle_at else as_words(txn_at, abi.TXN_WORDS)[abi.MAIN], abi.HANDLE_WORDS)
-    if handle[abi.ROOT] < 0:
-        return abi.MISSING, nothing
-    status, o, i = find_in_leaf(g, handle, wanted)
+    status, o, i = find_in_leaf(g, handle, as_bytes(wanted_at, nbytes))
     if status == abi.MISSING:
         return abi.MISSING, nothing
-    value = nothing
-    if status == abi.OK:
-        pool = pages_of(g)
-        at = node_at(pool, o, i, g)
-        pgno = word(pool, o, g)
-        if u16(pool, at + 4, g[BIG]) & F_DUPDATA:
-            value = _first_dup(g, handle, pgno, i)
-        else:
-            value = node_value(g, at, pgno, g[0:0])
+    value = item_in_leaf(g, handle, o, i, abi.VALUE, 0) if status == abi.OK else nothing
     return (abi.OK, value) if value != 0 else (abi.NOTED, failed(g))
 
 
@@ -111,16 +99,6 @@ def get(txn_at, handle_at, key):  # type: ignore[no-untyped-def]
     if status == abi.MISSING:
         return capi.bool_new(0)
     return value if status in (abi.OK, abi.NOTED) else plain_error(status)
-
-
-@inner
-def _first_dup(g, handle, pgno, i):  # type: ignore[no-untyped-def]
-    """The first duplicate of item i of a leaf; 0: an error is noted or raised."""
-    c = np.empty(abi.CURSOR_WORDS, np.int64)
-    level = handle[abi.DEPTH] - 1
-    c[abi.C_PATH + level], c[abi.C_PATH + abi.LEVELS + level] = pgno, i
-    status = enter(g, handle, c, False)
-    return value_of(g, handle, c, c[0:0]) if status == abi.OK else uintp(0)
 
 
 def get_method(self, given_at, given, names):  # type: ignore[no-untyped-def]
@@ -185,7 +163,7 @@ def look(cursor_at, what):  # type: ignore[no-untyped-def]
     g, handle, c = opened(cursor_at)
     if len(g) == 0:
         return plain_error(abi.CLOSED)
-    found = item_of(g, handle, c, what, c[0:0])
+    found = item_of(g, handle, c, what, 0)
     return found if found != 0 else failed(g)
 
 
@@ -216,6 +194,10 @@ def is_newest(store_at):  # type: ignore[no-untyped-def]
 def find_in_leaf(g, handle, key):  # type: ignore[no-untyped-def]
     """(OK, where the leaf starts in the pool, item), (MISSING, 0, 0) or (an error, 0, 0)."""
     nowhere = np.int64(0)
+    if len(key) == 0:
+        return np.int64(fail(g, abi.EMPTY_KEY, 0, 0, 0, 0, 0)), nowhere, nowhere
+    if handle[abi.ROOT] < 0:
+        return np.int64(abi.MISSING), nowhere, nowhere
     o = leaf_for(g, handle, key)
     if o < 0:
         return g[abi.ERROR], nowhere, nowhere

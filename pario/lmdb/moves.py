@@ -9,7 +9,7 @@ from pario.kernels import nodes
 from pario.kernels.jit import inner
 from pario.lmdb import abi
 from pario.lmdb.capi import WILLNEED, as_words, fadvise, intc, pages_of, scratch_memory
-from pario.lmdb.pages import cached, data_at, fail, is_in_copy, moved, page_at
+from pario.lmdb.pages import cached, copy_state, data_at, fail, moved, page_at
 
 #: Leaves that a scan asks for ahead.
 LEAVES_AHEAD = 64
@@ -114,7 +114,7 @@ def _ask_ahead(g, pool, o, pgno, i, step, ahead):  # type: ignore[no-untyped-def
                 j += step
                 asked += 1
             start, nbytes = min(first, last) * size, (abs(last - first) + 1) * size
-            if g[abi.GATE] == 0 and not is_in_copy(g, start, nbytes):
+            if g[abi.GATE] == 0 and copy_state(g, start, nbytes) == 0:
                 fadvise(intc(g[abi.FD]), types.int64(start), types.int64(nbytes), intc(WILLNEED))
         asked += 1
         j += step

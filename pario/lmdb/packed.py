@@ -179,12 +179,6 @@ class PackedCursor(Cursor):
             self._step_before(bool(batch))  # `_wrapped` has left the entry out of the batch
         return batch
 
-    def _get_many(self, keys: list[Any], what: int) -> list[Any]:
-        found = super()._get_many(keys, what)
-        if self._words[abi.C_VALID] and self._is_hidden():
-            self._stand_nowhere()
-        return found
-
     def _wrapped(self, found: list[Any], what: int) -> list[Any]:
         packed = self._packed
         if what == abi.KEY:

@@ -135,8 +135,11 @@ def read(g, vectors, m, nbytes, offset):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _copy_state(g, first, last):  # type: ignore[no-untyped-def]
-    """A number that stays the same as long as the node's copy holds these chunks; 0: it does not hold all of them."""
+def copy_state(g, offset, nbytes):  # type: ignore[no-untyped-def]
+    """A number that stays the same as long as the node's copy holds these bytes; 0: it does not hold all of them."""
+    if g[abi.COPY_STATES] == 0 or offset < 0 or offset + nbytes > g[nodes.FILE_BYTES]:
+        return np.int64(0)
+    first, last = offset >> g[abi.CHUNK_BITS], (offset + nbytes - 1) >> g[abi.CHUNK_BITS]
     states = as_words(g[abi.COPY_STATES], last + 1)
     full_fence()
     total = np.int64(0)
@@ -149,24 +152,13 @@ def _copy_state(g, first, last):  # type: ignore[no-untyped-def]
 
 
 @inner
-def is_in_copy(g, offset, nbytes):  # type: ignore[no-untyped-def]
-    """Whether the node's copy holds these bytes now."""
-    if g[abi.COPY_STATES] == 0 or offset < 0 or offset + nbytes > g[nodes.FILE_BYTES]:
-        return False
-    return _copy_state(g, offset >> g[abi.CHUNK_BITS], (offset + nbytes - 1) >> g[abi.CHUNK_BITS]) != 0
-
-
-@inner
 def from_copy(g, vectors, m, nbytes, offset):  # type: ignore[no-untyped-def]
     """Read from the node's copy, which was compared with our snapshot when it was made. False: it does not hold all."""
-    if g[abi.COPY_STATES] == 0 or offset < 0 or offset + nbytes > g[nodes.FILE_BYTES]:
-        return False
-    first, last = offset >> g[abi.CHUNK_BITS], (offset + nbytes - 1) >> g[abi.CHUNK_BITS]
-    state = _copy_state(g, first, last)
+    state = copy_state(g, offset, nbytes)
     if state == 0:
         return False
     got = capi.preadv(intc(g[abi.COPY_FD]), uintp(vectors), intc(m), types.int64(offset))
-    return got == nbytes and _copy_state(g, first, last) == state
+    return got == nbytes and copy_state(g, offset, nbytes) == state
 
 
 @inner

@@ -7,14 +7,14 @@ from __future__ import annotations
 import numpy as np
 from numba import types
 
-from pario.format.layout import F_BIGDATA, P_OVERFLOW
+from pario.format.layout import F_BIGDATA, F_DUPDATA, P_OVERFLOW
 from pario.kernels import nodes
 from pario.kernels.calls import as_bytes
 from pario.kernels.jit import inner
 from pario.kernels.nodes import BIG, FILE_BYTES, HEADER, PAGE_SIZE, VERSION, WORD, u16, u32
 from pario.lmdb import abi, capi
 from pario.lmdb.capi import as_words, intc, intp, pages_of, uintp
-from pario.lmdb.moves import dup_path, dup_tree, node_of
+from pario.lmdb.moves import dup_path, dup_tree, enter, node_of
 from pario.lmdb.pages import (
     check_snapshot,
     data_at,
@@ -100,7 +100,7 @@ def _long_value(g, run, nbytes, txnid, pages):  # type: ignore[no-untyped-def]
 def node_value(g, at, pgno, job):  # type: ignore[no-untyped-def]
     """The value of the node at this place of the pool, of leaf page `pgno`; 0: an error is noted or raised.
 
-    job : i64[JOB_WORDS]: a long value is not read, but noted there; of length 0: it is read
+    job : address of i64[JOB_WORDS]: a long value is not read, but noted there; 0: it is read
     """
     pool = pages_of(g)
     nbytes, flags = u32(pool, at, g[BIG]), u16(pool, at + 4, g[BIG])
@@ -111,13 +111,14 @@ def node_value(g, at, pgno, job):  # type: ignore[no-untyped-def]
     if run < 0:
         return uintp(0)
     txnid, pages = _stamp_of(g, data)
-    if not len(job):
+    if job == 0:
         return _long_value(g, run, nbytes, txnid, pages)
     value = capi.bytes_new(uintp(0), intp(nbytes))
     if value == 0:
         g[abi.ERROR] = abi.OK
     else:
-        job[0], job[1], job[2], job[3], job[4] = run, nbytes, intp(capi.bytes_start(value)), txnid, pages
+        noted = as_words(job, abi.JOB_WORDS)
+        noted[0], noted[1], noted[2], noted[3], noted[4] = run, nbytes, intp(capi.bytes_start(value)), txnid, pages
     return value
 
 
@@ -240,10 +241,12 @@ def fill_values(g, jobs, failure):  # type: ignore[no-untyped-def]
 
 @inner
 def read_values(g, jobs):  # type: ignore[no-untyped-def]
-    """Fill the noted values, with the interpreter's lock held before and after. jobs : i64[m, JOB_WORDS]"""
+    """Fill the noted values, ascending by page, with the interpreter's lock held before and after.
+    jobs : i64[m, JOB_WORDS]"""
     if len(jobs) == 0:
         return abi.OK
-    jobs = jobs[np.argsort(jobs[:, 0])]  # ascending by page
+    if np.any(jobs[1:, 0] < jobs[:-1, 0]):
+        jobs = jobs[np.argsort(jobs[:, 0])]
     failure = as_words(capi.scratch_memory(), 4)
     thread = capi.save_thread()
     status = fill_values(g, jobs, failure)
@@ -306,3 +309,17 @@ def item_of(g, handle, c, what, job):  # type: ignore[no-untyped-def]
     if key == 0:
         return key
     return _pair(g, key, value_of(g, handle, c, job))
+
+
+@inner
+def item_in_leaf(g, handle, o, i, what, job):  # type: ignore[no-untyped-def]
+    """Key, value (the first duplicate) or both of item i of the leaf that starts here in the pool; 0: an error is noted
+    or raised. job : see `node_value`"""
+    pool = pages_of(g)
+    at, pgno = nodes.node_at(pool, o, i, g), nodes.word(pool, o, g)
+    if not u16(pool, at + 4, g[BIG]) & F_DUPDATA:
+        return node_item(g, at, pgno, what, job)
+    c = as_words(capi.scratch_memory(), abi.CURSOR_WORDS)
+    level = handle[abi.DEPTH] - 1
+    c[abi.C_PATH + level], c[abi.C_PATH + abi.LEVELS + level] = pgno, i
+    return item_of(g, handle, c, what, job) if enter(g, handle, c, False) == abi.OK else uintp(0)
