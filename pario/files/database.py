@@ -137,16 +137,6 @@ class Database:
         self._read(node, memoryview(head))
         return _raw_size(bytes(head), node, self._fetcher.path)
 
-    def head(self, node: Node, nbytes: int) -> bytes:
-        """The first bytes of the record."""
-        if self.packed is not None:
-            raw = bytearray(self.size(node))
-            self.read(node, memoryview(raw))
-            return bytes(raw[:nbytes])
-        head = bytearray(min(nbytes, node.nbytes))
-        self._read(node, memoryview(head))
-        return bytes(head)
-
     def read(self, node: Node, out: memoryview) -> None:
         """Fill `out`, of as many bytes as `size` says."""
         packed = self.packed

@@ -130,7 +130,7 @@ class Namer:
             mark = names.RECORD_MARK if not db.flat and is_folder(db, prefix + part, leaf, i) else ""
             name = names.name_of(part, mark, flat=db.flat, longest=self.longest)
         if self.extensions:
-            extension = names.extension_of(db.head(leaf.node(i), names.HEAD_BYTES))
+            extension = names.extension_of(db.read_part(leaf.node(i), 0, names.HEAD_BYTES))
             taken = name.lower().endswith(_SPELT.get(extension, extension))
             if extension and not taken and not is_taken(db, prefix + part + extension.encode()):
                 name += extension

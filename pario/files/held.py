@@ -28,7 +28,7 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING, NamedTuple
 
 from pario.files.crew import Crew
-from pario.files.notify import quick, quick_close, quick_open
+from pario.files.notify import quick
 from pario.machine import memory
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ class HeldFiles:
             held = self._new(wanted)
         if not held.filled:
             self._fill(wanted.key, held, source)
-        return quick_open(self._numbers, b"%d" % held.fd, os.O_RDONLY | os.O_CLOEXEC | flags & _KEPT_FLAGS)
+        return quick("openat", self._numbers, b"%d" % held.fd, os.O_RDONLY | os.O_CLOEXEC | flags & _KEPT_FLAGS)
 
     def _known(self, key: Hashable) -> Held | None:
         """None: there is no such file. Waits for a thread that fills it."""
@@ -260,7 +260,10 @@ class HeldFiles:
         held = self._files.pop(key)
         self.nbytes -= _OWN_BYTES + (held.size if held.filled else 0)
         # Freeing the pages of a large one takes its time.
-        (quick_close if held.size <= _LARGE_BYTES else os.close)(held.fd)
+        if held.size > _LARGE_BYTES:
+            os.close(held.fd)
+        else:
+            quick("close", held.fd)
 
     def close(self) -> None:
         for key in list(self._files):

@@ -85,20 +85,9 @@ def raw_call(number: int, *arguments: int) -> int:
     return done
 
 
-def quick_open(folder: int, name: bytes, flags: int) -> int:
-    """As os.open(name, flags, dir_fd=folder), for what is in memory: the interpreter lets no other thread run."""
-    fd = int(_quick.openat(folder, name, flags))
-    if fd < 0:
-        raise failed()
-    return fd
-
-
-def quick_close(fd: int) -> None:
-    _quick.close(fd)
-
-
 def quick(name: str, *arguments: int | bytes) -> int:
-    """A function of the C library on what is in memory, as `quick_open`. Its arguments are int, char* or void*."""
+    """A function of the C library on what is in memory: the interpreter lets no other thread run. Its arguments are
+    int, char* or void*. Raises OSError."""
     done = int(getattr(_quick, name)(*arguments))
     if done < 0:
         raise failed()

@@ -40,7 +40,8 @@ class Cursor:
     """
 
     __slots__ = (
-        "__weakref__", "_at", "_before", "_buffers", "_given", "_moves", "_op", "_packed", "_words", "db", "txn",
+        "__weakref__", "_at", "_before", "_buffers", "_given", "_moves", "_op", "_packed", "_words", "_wraps", "db",
+        "txn",
     )  # fmt: skip
 
     def __init__(self, db: _Database | None, txn: Any) -> None:
@@ -57,6 +58,7 @@ class Cursor:
         self._before = words
         self._moves = self._op = 0
         self._packed = packed = txn._store.packed(handle)
+        self._wraps = self._buffers or packed is not None
         if packed is not None:
             self.__class__ = packed.cursor
 
@@ -107,9 +109,7 @@ class Cursor:
         found = _look(self._at, what)
         if found.__class__ is bytearray:
             raise self._error(found, "read")
-        if self._buffers:
-            return tuple(map(memoryview, found)) if what == abi.ITEM else memoryview(found)
-        return found
+        return self._wrapped([found], what)[0] if self._wraps else found
 
     # -- moves ---------------------------------------------------------------------------------------------------------
 

@@ -68,15 +68,6 @@ class Error(getattr(real, "Error", Exception)):  # type: ignore[misc]
         text = f"{self.what}" + (f": {self.reason}" if self.reason and self.code else "")
         return text + (f" [{where}]" if where else "") + (f". {self.hint}" if self.hint else "")
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuild, (type(self), self.what, self.__dict__.copy()))
-
-
-def _rebuild(cls: type[Error], what: object, state: dict[str, Any]) -> Error:
-    error = cls(what)
-    error.__dict__.update(state)
-    return error
-
 
 def _define(name: str, code: int, reason: str, doc: str) -> type[Error]:
     theirs = getattr(real, name, None)

@@ -162,14 +162,7 @@ class PackedCursor(Cursor):
     def _look(self, what: int) -> Any:
         if what == abi.VALUE and self._packed.names:
             return self._look(abi.ITEM)[1]
-        if self._given is not None:
-            self._settle()
-        if what == abi.KEY or not self._words[abi.C_VALID]:
-            return super()._look(what)
-        found = _look(self._at, what)
-        if found.__class__ is bytearray:
-            raise self._error(found, "read")
-        return self._wrapped([found], what)[0]
+        return super()._look(what)
 
     def _fetch(self, op: int, started: int, most: int, aim: int, what: int) -> list[Any]:
         if what == abi.VALUE and self._packed.names:  # the key says whether a value is packed

@@ -63,28 +63,23 @@ def try_now(g, vectors, m, nbytes, offset):  # type: ignore[no-untyped-def]
 
 
 @inner
-def pass_gate(g, nbytes, operations):  # type: ignore[no-untyped-def]
-    """Returns when this may be asked of the store, with or without the interpreter's lock. False: a signal's handler
-    has raised."""
+def pass_gate(g, nbytes):  # type: ignore[no-untyped-def]
+    """Returns when a read of this may be asked of the store, with or without the interpreter's lock. False: a signal's
+    handler has raised."""
     if g[abi.GATE] == 0:
         return True
     lock = capi.take_lock()
-    arguments = as_words(capi.scratch_memory(), 2)
-    size, count = capi.int_new(intp(nbytes)), capi.int_new(intp(operations))
-    may = True
-    if size != 0 and count != 0:
-        arguments[0], arguments[1] = intp(size), intp(count)
-        done = capi.vectorcall(uintp(g[abi.GATE]), uintp(arguments.ctypes.data), uintp(2), uintp(0))
-        if done != 0:
-            may = capi.is_true(done) != 0
-            capi.decref(done)
-        else:  # no memory, say, for the call: then it is not counted
-            capi.clear()
-    for each in (size, count):
-        if each != 0:
-            capi.decref(each)
-        else:
-            capi.clear()
+    arguments = as_words(capi.scratch_memory(), 1)
+    size, done, may = capi.int_new(intp(nbytes)), uintp(0), True
+    if size != 0:
+        arguments[0] = intp(size)
+        done = capi.vectorcall(uintp(g[abi.GATE]), uintp(arguments.ctypes.data), uintp(1), uintp(0))
+        capi.decref(size)
+    if done != 0:
+        may = capi.is_true(done) != 0
+        capi.decref(done)
+    else:  # no memory, say, for the call: then it is not counted
+        capi.clear()
     capi.give_lock(lock)
     return may
 
@@ -123,7 +118,7 @@ def read(g, vectors, m, nbytes, offset):  # type: ignore[no-untyped-def]
     thread = capi.save_thread()
     # What memory holds does not count.
     done = g[abi.GATE] != 0 and nbytes > SHORT_READ and g[abi.NOWAIT] != 0 and try_now(g, vectors, m, nbytes, offset)
-    may = done or pass_gate(g, nbytes, 1)
+    may = done or pass_gate(g, nbytes)
     if may and not done:
         done = read_waiting(g, vectors, m, nbytes, offset, failure)
     capi.restore_thread(thread)

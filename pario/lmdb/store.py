@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import struct
 import sys
@@ -72,8 +71,8 @@ _is_newest: Any = later("is_newest", globals())
 class DataFile(PosixFetcher):
     """Closes itself when nobody refers to it any more: another thread may be reading while the environment closes.
 
-    limits : of the control plane, if there is one; gate(bytes, operations) : waits until they may be asked of the
-        store, and says whether to go on: False if a signal's handler has raised, what is then the last of `raised`
+    limits : of the control plane, if there is one; gate(bytes) : waits until they may be asked of the store,
+        and says whether to go on: False if a signal's handler has raised, what is then the last of `raised`
     """
 
     raised: list[BaseException]
@@ -82,9 +81,8 @@ class DataFile(PosixFetcher):
         super().__init__(path)
         self.limits, self.raised = limits, []
         self.gate = None if limits is None else _gate(limits, self.raised)
-        if readahead and self.gate is None and hasattr(os, "posix_fadvise"):
-            with contextlib.suppress(OSError):  # only advice
-                os.posix_fadvise(self.fileno(), 0, 0, os.POSIX_FADV_NORMAL)
+        if readahead and self.gate is None:
+            self._tell("POSIX_FADV_NORMAL")
 
     def pread(self, offset: int, nbytes: int) -> bytes:
         if self.limits is not None:
@@ -102,10 +100,10 @@ class DataFile(PosixFetcher):
             self.close()
 
 
-def _gate(limits: Agent, raised: list[BaseException]) -> Callable[[int, int], bool]:
-    def gate(nbytes: int, operations: int) -> bool:
+def _gate(limits: Agent, raised: list[BaseException]) -> Callable[[int], bool]:
+    def gate(nbytes: int) -> bool:
         try:
-            limits.take(nbytes, operations)
+            limits.take(nbytes, 1)
         except BaseException as e:  # in the main thread: compiled functions pass errors on by number
             raised.append(e)
             return False

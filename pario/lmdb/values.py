@@ -224,7 +224,7 @@ def fill_values(g, jobs, failure):  # type: ignore[no-untyped-def]
         if g[abi.GATE] != 0 and g[abi.NOWAIT] and try_now(g, vectors_at, m, nbytes, start):
             continue
         g[abi.WAITED] += 1
-        if not pass_gate(g, nbytes, 1):
+        if not pass_gate(g, nbytes):
             return abi.INTERRUPTED
         if not read_waiting(g, vectors_at, m, nbytes, start, failure):
             failure[3] = nbytes
