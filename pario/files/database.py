@@ -233,11 +233,8 @@ class Database:
         if self.name is not None or self.flat:
             return None
         key = name + b"\0" if self._snapshot.version > 1 else name
-        path = self.keys.seek(key)
-        if not path:
-            return None
-        leaf, i = path[-1]
-        return (leaf, i) if leaf.keys[i] == key and leaf.node(i).flags == F_SUBDATA else None
+        found = self.keys.find(key)
+        return found if found and found[0].node(found[1]).flags == F_SUBDATA else None
 
     def clean(self, key: bytes) -> bytes:
         """The name of a named database, from its key."""

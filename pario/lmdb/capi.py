@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import carray, types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 from pario.kernels.calls import as_bytes, pointer_to
@@ -69,7 +68,8 @@ def _scratch_of(typing_context):  # type: ignore[no-untyped-def]
     """Address of memory for SCRATCH_WORDS on the stack of the function that asks."""
 
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        memory = cgutils.alloca_once(builder, ir.ArrayType(ir.IntType(64), SCRATCH_WORDS))
+        with builder.goto_entry_block():  # `cgutils.alloca_once` would fill it with zeros at each call
+            memory = builder.alloca(ir.ArrayType(ir.IntType(64), SCRATCH_WORDS))
         return builder.ptrtoint(memory, ir.IntType(64))
 
     return types.intp(), generate

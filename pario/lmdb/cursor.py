@@ -7,13 +7,14 @@ items it has given out, and can be told to stop, upon which the generator goes o
 
 from __future__ import annotations
 
+import struct
 from array import array
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pario.format.layout import MDB_DUPFIXED
+from pario.format.layout import MDB_DUPFIXED, MDB_DUPSORT
 from pario.lmdb import abi, errors
 from pario.lmdb.native import later
 
@@ -25,7 +26,6 @@ _find: Any = later("find", globals())
 _look: Any = later("look", globals())
 _collect: Any = later("collect", globals())
 _find_many: Any = later("find_many", globals())
-_count: Any = later("count", globals())
 
 #: Items per batch: few at first, since many a loop ends early.
 _FIRST_BATCH, _GROWTH, _LARGEST_BATCH = 1, 8, 512
@@ -94,10 +94,13 @@ class Cursor:
         """Number of values of the key."""
         if self._given is not None:
             self._settle()
-        found = _count(self._at)
-        if found.__class__ is bytearray:
-            raise self.txn._store.error(found, "count")
-        return found  # type: ignore[no-any-return]
+        self._check()
+        words, dupsort = self._words, self.txn._handle(self.db).db.md_flags & MDB_DUPSORT
+        if not dupsort or not words[abi.C_SET]:
+            code = abi.UNPOSITIONED if dupsort else abi.INCOMPATIBLE
+            raise self.txn._store.error(struct.pack("=6q", code, 0, 0, 0, 0, 0), "count")
+        words[abi.C_END] = 0  # as in LMDB, anyone who counts stands on the key again
+        return words[abi.C_DUP_ENTRIES] if words[abi.C_DUPS] else 1
 
     def _look(self, what: int) -> Any:
         if self._given is not None:

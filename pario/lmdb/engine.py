@@ -167,20 +167,6 @@ def look(cursor_at, what):  # type: ignore[no-untyped-def]
     return found if found != 0 else failed(g)
 
 
-def count_dups(cursor_at):  # type: ignore[no-untyped-def]
-    """Number of duplicates of the key where the cursor stands, or an error."""
-    g, handle, c = opened(cursor_at)
-    if len(g) == 0:
-        return plain_error(abi.CLOSED)
-    if not handle[abi.DUPSORT]:
-        return plain_error(abi.INCOMPATIBLE)
-    if not c[abi.C_SET]:
-        return plain_error(abi.UNPOSITIONED)
-    # As in LMDB, anyone who counts stands on the key again.
-    c[abi.C_END] = 0
-    return capi.int_new(intp(c[abi.C_DUP_ENTRIES] if c[abi.C_DUPS] else 1))
-
-
 def is_newest(store_at):  # type: ignore[no-untyped-def]
     """Has nobody committed since the snapshot S was taken? S + 1 writes the other meta page. False also if unsure."""
     g = as_words(store_at, abi.STORE_WORDS)

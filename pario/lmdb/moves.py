@@ -149,10 +149,9 @@ def enter(g, handle, c, last):  # type: ignore[no-untyped-def]
     depth = nodes.u16(pool, data + 6, g[nodes.BIG])
     entries, root = nodes.word(pool, data + 8 + 3 * wide, g), nodes.word(pool, data + 8 + 4 * wide, g)
     sound = tree_flags == 0 or tree_flags == MDB_DUPFIXED or tree_flags == MDB_DUPFIXED | MDB_INTEGERKEY
-    if not sound or not 1 <= depth <= abi.LEVELS or entries < 1 or root < NUM_METAS or root > g[nodes.LAST_PGNO]:
-        return fail(g, abi.DAMAGED, pgno, pgno * g[nodes.PAGE_SIZE], 0, 0, 0)
+    sound = sound and 1 <= depth <= abi.LEVELS and entries >= 1 and NUM_METAS <= root <= g[nodes.LAST_PGNO]
     pad = nodes.u32(pool, data, g[nodes.BIG]) if tree_flags & MDB_DUPFIXED else 0
-    if tree_flags & MDB_DUPFIXED and pad == 0:
+    if not sound or (tree_flags & MDB_DUPFIXED and pad == 0):
         return fail(g, abi.DAMAGED, pgno, pgno * g[nodes.PAGE_SIZE], 0, 0, 0)
     c[abi.C_DUPS], c[abi.C_DUP_ENTRIES] = 1, entries
     tree[abi.ROOT], tree[abi.DEPTH], tree[abi.PAD], tree[abi.RULES] = root, depth, pad, handle[abi.DUP_RULES]

@@ -18,7 +18,7 @@ from numba import types
 from pario.kernels.jit import c_function, entry, is_cached, tell_cache_problem
 from pario.lmdb.batches import after_values, collect, fill, find_many
 from pario.lmdb.capi import intp, uintp
-from pario.lmdb.engine import count_dups, find, get, get_method, is_newest, look, move
+from pario.lmdb.engine import find, get, get_method, is_newest, look, move
 from pario.lmdb.objects import any_object, method
 
 #: name -> function and signature
@@ -27,7 +27,6 @@ _FUNCTIONS: dict[str, tuple[Callable[..., Any], Any]] = {
     "move": (move, any_object(intp, intp)),
     "find": (find, any_object(intp, intp, any_object, any_object)),
     "look": (look, any_object(intp, intp)),
-    "count": (count_dups, any_object(intp)),
     "collect": (collect, any_object(intp, intp, intp, intp, intp, intp)),
     "is_newest": (is_newest, any_object(intp)),
     "find_many": (find_many, any_object(intp, any_object, intp, intp)),

@@ -308,7 +308,7 @@ class Store:
 
     # -- errors --------------------------------------------------------------------------------------------------------
 
-    def error(self, noted: bytearray, what: str) -> errors.Error:
+    def error(self, noted: bytes | bytearray, what: str) -> errors.Error:
         """The exception for what a compiled function returned; `what` names the operation."""
         code, page, offset, a, b, c = struct.unpack("=6q", noted)
         path = self.file.path
