@@ -149,7 +149,8 @@ class Database:
         records = Records(zero, stored, zero, np.array([len(stored)], np.int64))
         failures = packed.packing.unpack(records, np.asarray(out), zero, np.array([out.nbytes], np.int64))
         if failures:
-            raise self._damaged(node, f"a packed value is damaged: {failures[0][1]}")
+            told = f"a packed value is damaged: {failures[0][1]}"
+            raise CorruptedError(told, path=self.path, page=node.page.pgno, key=node.key)
 
     def send(self, node: Node, fd: int) -> bool:
         """Let the kernel copy the record into `fd`, an empty file. False: it must be read, over what is there now."""
@@ -290,9 +291,6 @@ class Database:
             raise read_error(self._fetcher.path, begin, wanted, 0, e.errno or 0) from e
         check_overflow(bytes(head), run, self._snapshot)
         check_snapshot(self._fetcher, self._snapshot)
-
-    def _damaged(self, node: Node, what: str) -> CorruptedError:
-        return CorruptedError(what, path=self._fetcher.path, page=node.page.pgno, key=node.key)
 
 
 def _raw_size(head: bytes, node: Node, path: str) -> int:

@@ -33,7 +33,7 @@ from pario.files.numbers import NUMBERS, OTHER_WAY, machine
 from pario.files.outputs import Outputs
 from pario.files.serve import serve
 from pario.files.spots import checked_prefix, real_prefix
-from pario.files.view import Limits, View, sweep
+from pario.files.view import Limits, View, say, sweep
 
 if TYPE_CHECKING:
     from pario.files.tree import Tree
@@ -291,20 +291,15 @@ def _merge(outputs: Outputs, code: int) -> int:
     try:
         found = outputs.merge()
     except OSError as e:
-        _say(f"error: cannot merge the outputs: {e}. They lie in {outputs.local}\n")
+        say(f"error: cannot merge the outputs: {e}. They lie in {outputs.local}\n")
         return code or 1
     lines = [f"{len(found.merged):,} files merged into {outputs.folder}"]
     lines += [f"not merged, because the name was taken: {name}" for name in found.conflicts]
     lines += [f"not merged, because the process that wrote it was killed: {name}" for name in found.broken]
     if found.kept:
         lines.append(f"what was not merged lies in {found.kept}")
-    _say("".join(f"pario view: {line}\n" for line in lines))
+    say("".join(f"pario view: {line}\n" for line in lines))
     return code or int(bool(found.conflicts or found.broken))
-
-
-def _say(text: str) -> None:
-    with contextlib.suppress(OSError):  # nobody may read it any more
-        os.write(2, text.encode("utf-8", "replace"))
 
 
 def _leave_terminal() -> None:

@@ -145,6 +145,11 @@ def sweep() -> str:
     return parent
 
 
+def say(text: str) -> None:
+    with contextlib.suppress(OSError):  # nobody may read it any more
+        os.write(2, text.encode("utf-8", "replace"))
+
+
 class View:
     """
     roots : (prefix, records) of each
@@ -310,8 +315,7 @@ class View:
         if type(error) not in self._reported:
             self._reported.add(type(error))
             told = f"pario view: {type(error).__name__}: {error} (programs get {errno.errorcode.get(number, number)})\n"
-            with contextlib.suppress(OSError):  # if nobody reads stderr any more
-                os.write(2, told.encode("utf-8", "replace"))
+            say(told)
 
     def close(self) -> None:
         self.held.close()

@@ -226,13 +226,6 @@ def _find_dup(g, handle, c, value, exact):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _step(g, handle, c, step):  # type: ignore[no-untyped-def]
-    """To the next or previous key; its first or last duplicate. MISSING, and nothing changed, if there is none."""
-    status = _step_in(g, handle, _path(c), step, c[abi.C_SCAN : abi.C_SCAN + 3])
-    return enter(g, handle, c, step < 0) if status == abi.OK else status
-
-
-@inner
 def go(g, handle, c, op):  # type: ignore[no-untyped-def]
     """One of the moves without a key. The rules are LMDB's."""
     if op in (abi.FIRST_DUP, abi.LAST_DUP):
@@ -270,7 +263,9 @@ def go(g, handle, c, op):  # type: ignore[no-untyped-def]
             return abi.MISSING
     if step < 0:
         c[abi.C_END] = 0
-    status = _step(g, handle, c, step)
+    status = _step_in(g, handle, _path(c), step, c[abi.C_SCAN : abi.C_SCAN + 3])
+    if status == abi.OK:
+        return enter(g, handle, c, step < 0)
     if status == abi.MISSING and step > 0:
         c[abi.C_END] = 1
     return status

@@ -317,8 +317,14 @@ def item_in_leaf(g, handle, o, i, what, job):  # type: ignore[no-untyped-def]
     or raised. job : see `node_value`"""
     pool = pages_of(g)
     at, pgno = nodes.node_at(pool, o, i, g), nodes.word(pool, o, g)
-    if not u16(pool, at + 4, g[BIG]) & F_DUPDATA:
-        return node_item(g, at, pgno, what, job)
+    if u16(pool, at + 4, g[BIG]) & F_DUPDATA:
+        return _first_dup(g, handle, pgno, i, what, job)
+    return node_item(g, at, pgno, what, job)
+
+
+@inner
+def _first_dup(g, handle, pgno, i, what, job):  # type: ignore[no-untyped-def]
+    """As `item_in_leaf`, of a key with duplicates."""
     c = as_words(capi.scratch_memory(), abi.CURSOR_WORDS)
     level = handle[abi.DEPTH] - 1
     c[abi.C_PATH + level], c[abi.C_PATH + abi.LEVELS + level] = pgno, i

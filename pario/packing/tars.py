@@ -17,7 +17,7 @@ import os
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator
-from importlib import import_module
+from contextlib import contextmanager
 from typing import IO, Any, NamedTuple
 
 import numpy as np
@@ -34,20 +34,24 @@ from pario.records import Records
 _PIECE, _ZSTD_PIECE = 4 << 20, 16 << 10
 
 
-def _needed(module: str, path: str) -> Any:
+@contextmanager
+def _needing(name: str, path: str) -> Iterator[None]:
     try:
-        return import_module(module)
+        yield
     except ImportError as e:
-        name = module.partition(".")[0]
         raise OptionError(f"a tar of this kind needs {name}", path=path, hint=how_to_install("codecs")) from e
 
 
 def _zstd(path: str, mode: str) -> Any:
-    return _needed("zstandard", path).open(path, mode)
+    with _needing("zstandard", path):
+        import zstandard
+    return zstandard.open(path, mode)
 
 
 def _lz4(path: str, mode: str) -> Any:
-    return _needed("lz4.frame", path).open(path, mode)
+    with _needing("lz4", path):
+        import lz4.frame
+    return lz4.frame.open(path, mode)
 
 
 _OPENERS: dict[bytes, Callable[..., Any]] = {
@@ -111,7 +115,8 @@ def _pieces(path: str) -> Iterator[bytes]:
 
 def _frames(path: str) -> Iterator[bytes]:
     """What zstd's frames inflate to. Its own reader does not say that the last one is not whole."""
-    zstandard = _needed("zstandard", path)
+    with _needing("zstandard", path):
+        import zstandard
     tool = zstandard.ZstdDecompressor(max_window_size=1 << 31)
     frame = tool.decompressobj()
     try:
