@@ -30,14 +30,15 @@ from __future__ import annotations
 import numpy as np
 from numba import types
 
+from pario.format.layout import F_DUPDATA
 from pario.kernels.calls import as_bytes
 from pario.kernels.jit import inner
-from pario.kernels.nodes import key_span, search_leaf
+from pario.kernels.nodes import BIG, key_span, node_at, search_leaf, u16, word
 from pario.lmdb import abi, capi
 from pario.lmdb.capi import as_words, intc, intp, pages_of, uintp
 from pario.lmdb.moves import go, leaf_for, seek
 from pario.lmdb.pages import error, fail, plain_error
-from pario.lmdb.values import failed, item_in_leaf, item_of
+from pario.lmdb.values import failed, item_in_leaf, item_of, node_value
 
 
 @inner
@@ -86,7 +87,12 @@ def _lookup(txn_at, handle_at, key):  # type: ignore[no-untyped-def]
     status, o, i = find_in_leaf(g, handle, as_bytes(wanted_at, nbytes))
     if status == abi.MISSING:
         return abi.MISSING, nothing
-    value = item_in_leaf(g, handle, o, i, abi.VALUE, 0) if status == abi.OK else nothing
+    value = nothing
+    if status == abi.OK:
+        pool = pages_of(g)
+        at = node_at(pool, o, i, g)
+        with_dups = u16(pool, at + 4, g[BIG]) & F_DUPDATA
+        value = item_in_leaf(g, handle, o, i, abi.VALUE, 0) if with_dups else node_value(g, at, word(pool, o, g), 0)
     return (abi.OK, value) if value != 0 else (abi.NOTED, failed(g))
 
 

@@ -164,11 +164,6 @@ def dup_tree(c):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _path(c):  # type: ignore[no-untyped-def]
-    return c[abi.C_PATH : abi.C_PATH + abi.PATH_WORDS]
-
-
-@inner
 def dup_path(c):  # type: ignore[no-untyped-def]
     return c[abi.C_DUP_PATH : abi.C_DUP_PATH + abi.PATH_WORDS]
 
@@ -244,7 +239,7 @@ def go(g, handle, c, op):  # type: ignore[no-untyped-def]
             return abi.MISSING
         if c[abi.C_SCAN] and handle[abi.DEPTH] > 1:
             c[abi.C_AHEAD_PAGE] = 0
-        status = _down(g, handle, _path(c), handle[abi.ROOT], 0, step < 0)
+        status = _down(g, handle, c[abi.C_PATH : abi.C_DUP_PATH], handle[abi.ROOT], 0, step < 0)
         if status == abi.OK:
             status = enter(g, handle, c, step < 0)
         c[abi.C_SET] = status == abi.OK
@@ -263,7 +258,7 @@ def go(g, handle, c, op):  # type: ignore[no-untyped-def]
             return abi.MISSING
     if step < 0:
         c[abi.C_END] = 0
-    status = _step_in(g, handle, _path(c), step, c[abi.C_SCAN : abi.C_SCAN + 3])
+    status = _step_in(g, handle, c[abi.C_PATH : abi.C_DUP_PATH], step, c[abi.C_SCAN : abi.C_SCAN + 3])
     if status == abi.OK:
         return enter(g, handle, c, step < 0)
     if status == abi.MISSING and step > 0:
@@ -283,7 +278,7 @@ def seek(g, handle, c, op, key, value):  # type: ignore[no-untyped-def]
     c[abi.C_AHEAD_PAGE] = 0
     if handle[abi.ROOT] < 0:
         return abi.MISSING
-    status, equal = _down_to(g, handle, _path(c), key)
+    status, equal = _down_to(g, handle, c[abi.C_PATH : abi.C_DUP_PATH], key)
     if status == abi.OK and not equal and op != abi.SET_RANGE:
         status = abi.MISSING
     if status == abi.OK:
