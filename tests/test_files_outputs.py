@@ -113,7 +113,7 @@ def test_a_name_that_was_removed_says_nothing_of_the_next_file(tmp_path: Path) -
         path = Path(outputs.here(way))
         outputs.begin(way, 1)
         path.write_bytes(b"whole")
-        outputs.ends(1)
+        outputs.look(1, ends=True)
         path.unlink()
         made = way if way == "anew" else "draft"
         outputs.begin(made, 2)

@@ -89,16 +89,21 @@ def _make_it(view: View, call: Call, *paths: bytes) -> None:
 
 
 def _open(view: View, call: Call, name: str, path: bytes) -> None:
-    flags_at, mode_at = OPENS[name]
-    arguments = call[_ARGUMENTS:]
-    flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC if flags_at is None else arguments[flags_at]
+    asked, mode = _opening(call, name)
     # O_PATH: the kernel hands no such descriptor over. O_NOCTTY: the terminal would be the supervisor's. O_NONBLOCK:
     # others would wait with one that opens a FIFO without a partner; it gets ENXIO instead, or reads nothing.
-    flags = flags & ~os.O_PATH | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
+    flags = asked & ~os.O_PATH | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
     view.listener.check(call[0])
-    with closing_fd(os.open(path, flags, arguments[mode_at] & 0o7777)) as fd:
-        os.set_blocking(fd, not (flags_at is not None and arguments[flags_at] & os.O_NONBLOCK))
-        view.listener.hand(call[0], fd, arguments[flags_at] if flags_at is not None else 0)
+    with closing_fd(os.open(path, flags, mode)) as fd:
+        os.set_blocking(fd, not asked & os.O_NONBLOCK)
+        view.listener.hand(call[0], fd, asked)
+
+
+def _opening(call: Call, name: str) -> tuple[int, int]:
+    """Flags and mode that it asks for."""
+    flags_at, mode_at = OPENS[name]
+    flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC if flags_at is None else call[_ARGUMENTS + flags_at]
+    return flags, call[_ARGUMENTS + mode_at] & 0o7777
 
 
 def _make(view: View, call: Call, name: str, paths: tuple[bytes, ...], others: dict[int, int]) -> None:
@@ -141,9 +146,7 @@ def writes(view: View, outputs: Outputs, call: Call, name: str, path: str) -> No
     """Answer a call with one path. path : below the folder. Raises OSError."""
     here = outputs.here(path)
     if name in OPENS:
-        flags_at, _ = OPENS[name]
-        flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC if flags_at is None else call[_ARGUMENTS + flags_at]
-        if _asks_to_write(outputs, path, flags):
+        if _asks_to_write(outputs, path, _opening(call, name)[0]):
             _create(view, outputs, call, name, path)
             return
     elif name == "openat2":
@@ -180,12 +183,10 @@ def _create(view: View, outputs: Outputs, call: Call, name: str, path: str) -> N
     if outputs.closed:
         raise failed(errno.EROFS)
     outputs.make_parents(path)
-    flags_at, mode_at = OPENS[name]
-    arguments = call[_ARGUMENTS:]
-    flags = os.O_WRONLY if flags_at is None else arguments[flags_at]
+    flags, mode = _opening(call, name)
     view.listener.check(call[0])
     flags = flags & ~os.O_PATH | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(outputs.here(path), flags, arguments[mode_at] & 0o7777)
+    fd = os.open(outputs.here(path), flags, mode)
     try:
         outputs.begin(path, _process(call[1]))
         view.listener.hand(call[0], fd, flags)
@@ -213,5 +214,5 @@ def renames(view: View, outputs: Outputs, call: Call, name: str, old: str, new: 
 
 def ends(view: View, outputs: Outputs, call: Call) -> None:
     """A process ends by itself."""
-    outputs.ends(_process(call[1]))
+    outputs.look(_process(call[1]), ends=True)
     view.listener.go_on(call[0])

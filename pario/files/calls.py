@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 
 from pario.files.moving import change_folder
-from pario.files.notify import failed, quick_close, raw_call, stat_bytes, statfs_bytes, statx_bytes
+from pario.files.notify import failed, quick, raw_call, stat_bytes, statfs_bytes, statx_bytes
 from pario.files.rights import check_folder
 from pario.files.spots import Spot
 from pario.files.view import AT_FDCWD, Call, View
@@ -67,7 +67,7 @@ def _open(view: View, call: Call, spot: Spot, flags: int) -> None:
     try:
         view.listener.hand(call[_ID], fd, flags)
     finally:
-        quick_close(fd)
+        quick("close", fd)
 
 
 def _has_parent(view: View, spot: Spot) -> bool:

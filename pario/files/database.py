@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from pario.errors import CorruptedError, DatabaseError, ParioError
+from pario.errors import CorruptedError, DatabaseError, ParioError, SnapshotError
 from pario.fetch.base import read_error
 from pario.fetch.posix import PosixFetcher
 from pario.fetch.snapshot import check_snapshot, read_snapshot
@@ -42,6 +42,10 @@ class Packed(NamedTuple):
     key: bytes
     packing: Packing
 
+
+#: What programs learn of errors that have no number of their own.
+_ERRNOS = {SnapshotError: errno.ESTALE, FileNotFoundError: errno.ENOENT, NotADirectoryError: errno.ENOTDIR}
+_ERRNOS[MemoryError] = errno.ENOMEM
 
 #: What sendfile says where a file system has no splicing.
 _CANNOT_SEND = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -133,16 +137,6 @@ class Database:
         self._read(node, memoryview(head))
         return _raw_size(bytes(head), node, self._fetcher.path)
 
-    def head(self, node: Node, nbytes: int) -> bytes:
-        """The first bytes of the record."""
-        if self.packed is not None:
-            raw = bytearray(self.size(node))
-            self.read(node, memoryview(raw))
-            return bytes(raw[:nbytes])
-        head = bytearray(min(nbytes, node.nbytes))
-        self._read(node, memoryview(head))
-        return bytes(head)
-
     def read(self, node: Node, out: memoryview) -> None:
         """Fill `out`, of as many bytes as `size` says."""
         packed = self.packed
@@ -155,7 +149,8 @@ class Database:
         records = Records(zero, stored, zero, np.array([len(stored)], np.int64))
         failures = packed.packing.unpack(records, np.asarray(out), zero, np.array([out.nbytes], np.int64))
         if failures:
-            raise self._damaged(node, f"a packed value is damaged: {failures[0][1]}")
+            told = f"a packed value is damaged: {failures[0][1]}"
+            raise CorruptedError(told, path=self.path, page=node.page.pgno, key=node.key)
 
     def send(self, node: Node, fd: int) -> bool:
         """Let the kernel copy the record into `fd`, an empty file. False: it must be read, over what is there now."""
@@ -221,14 +216,9 @@ class Database:
                 out = bytearray(nbytes)
                 self._read(node, memoryview(out))
                 return bytes(out)
-            if self._copy is not None:
-                part = bytearray(nbytes)
-                if self._copy.read(run.offset + offset, memoryview(part)):
-                    return bytes(part)
-            data = self._fetcher.pread(run.offset + offset, nbytes)
+            data = self._pread(run.offset + offset, nbytes)
             if len(data) < nbytes:
                 raise read_error(self._fetcher.path, run.offset + offset, nbytes, len(data), 0)
-            check_snapshot(self._fetcher, self._snapshot)
             return data
         whole = bytearray(size)
         self.read(node, memoryview(whole))
@@ -244,11 +234,8 @@ class Database:
         if self.name is not None or self.flat:
             return None
         key = name + b"\0" if self._snapshot.version > 1 else name
-        path = self.keys.seek(key)
-        if not path:
-            return None
-        leaf, i = path[-1]
-        return (leaf, i) if leaf.keys[i] == key and leaf.node(i).flags == F_SUBDATA else None
+        found = self.keys.find(key)
+        return found if found and found[0].node(found[1]).flags == F_SUBDATA else None
 
     def clean(self, key: bytes) -> bytes:
         """The name of a named database, from its key."""
@@ -257,14 +244,17 @@ class Database:
     # -- bytes of the file ---------------------------------------------------------------------------------------------
 
     def _read_page(self, pgno: int) -> bytes:
-        size = self._snapshot.page_size
+        return self._pread(pgno * self._snapshot.page_size, self._snapshot.page_size)
+
+    def _pread(self, offset: int, nbytes: int) -> bytes:
+        """Bytes of the file, out of the service's copy if it has them; fewer at its end."""
         if self._copy is not None:
-            copied = bytearray(size)
-            if self._copy.read(pgno * size, memoryview(copied)):
+            copied = bytearray(nbytes)
+            if self._copy.read(offset, memoryview(copied)):
                 return bytes(copied)
-        page = self._fetcher.pread(pgno * size, size)
+        data = self._fetcher.pread(offset, nbytes)
         check_snapshot(self._fetcher, self._snapshot)
-        return page
+        return data
 
     def _read(self, node: Node, out: memoryview) -> None:
         """The first bytes of what is stored."""
@@ -302,9 +292,6 @@ class Database:
         check_overflow(bytes(head), run, self._snapshot)
         check_snapshot(self._fetcher, self._snapshot)
 
-    def _damaged(self, node: Node, what: str) -> CorruptedError:
-        return CorruptedError(what, path=self._fetcher.path, page=node.page.pgno, key=node.key)
-
 
 def _raw_size(head: bytes, node: Node, path: str) -> int:
     """Of a packed value that begins with `head` (_MOST_HEAD bytes)."""
@@ -323,6 +310,14 @@ def _raw_size(head: bytes, node: Node, path: str) -> int:
 
 #: The largest value that LMDB holds.
 _MOST_RAW = (1 << 32) - 1
+
+
+def errno_of(error: BaseException) -> int:
+    """By which programs learn of an error."""
+    told = getattr(error, "errno", None)
+    if isinstance(told, int) and told > 0:
+        return told
+    return next((number for kind, number in _ERRNOS.items() if isinstance(error, kind)), errno.EIO)
 
 
 def as_bytes(out: Any, nbytes: int) -> memoryview:

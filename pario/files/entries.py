@@ -12,10 +12,13 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from errno import EINVAL
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from pario.files.notify import failed
 from pario.files.spots import Spot
+
+if TYPE_CHECKING:
+    from pario.files.tree import Node
 
 _TYPES = {"folder": 4, "file": 8, "link": 10}  # DT_DIR, DT_REG, DT_LNK
 _PIECE_BYTES = 32 << 10
@@ -24,15 +27,8 @@ _PIECE_BYTES = 32 << 10
 _KEPT_BYTES, _OWN_BYTES, _STARTS = 64 << 20, 512, 1 << 16
 
 
-class _Node(Protocol):
-    @property
-    def kind(self) -> str: ...
-    @property
-    def number(self) -> int: ...
-
-
 #: (folder, what to begin with) -> names in it, with "." and ".." before them if that is None
-Names = Callable[[Spot, "_Node | None"], Iterator[tuple[bytes, "_Node"]]]
+Names = Callable[[Spot, "Node | None"], Iterator[tuple[bytes, "Node"]]]
 
 
 class _Piece(NamedTuple):
@@ -40,7 +36,7 @@ class _Piece(NamedTuple):
 
     data: bytes
     ends: array[int]
-    following: _Node | None
+    following: Node | None
 
 
 class _Folder:
@@ -50,7 +46,8 @@ class _Folder:
     __slots__ = ("end", "firsts", "starts")
 
     def __init__(self) -> None:
-        self.firsts, self.starts = [0], list[_Node | None]([None])
+        self.firsts = [0]
+        self.starts: list[Node | None] = [None]
         self.end: int | None = None
 
 
@@ -108,7 +105,7 @@ class Entries:
             self._starts -= len(self._folders.popitem(last=False)[1].firsts)
         return piece
 
-    def _made(self, spot: Spot, old: bool, position: int, start: _Node | None) -> _Piece:
+    def _made(self, spot: Spot, old: bool, position: int, start: Node | None) -> _Piece:
         make, done, ends = _old_entry if old else _entry, bytearray(), array("H")
         for name, node in self._names(spot, start):
             position += 1

@@ -54,11 +54,8 @@ def parts_of(db: Database, prefix: bytes, start: bytes = b"") -> Iterator[tuple[
 def is_taken(db: Database, key: bytes) -> bool:
     """Whether anything would have the name of this key: with an extension, no other record must get it."""
     if db.flat:
-        order = db.keys.tree.order
-        path = [] if db.integers else db.keys.seek(order(key))
-        return bool(path) and path[-1][0].keys[path[-1][1]] == order(key)
-    path = db.keys.seek(key)
-    return bool(path) and (path[-1][0].keys[path[-1][1]] == key or _is_above(db, key))
+        return not db.integers and db.keys.find(db.keys.tree.order(key)) is not None
+    return db.keys.find(key) is not None or _is_above(db, key)
 
 
 def is_folder(db: Database, key: bytes, leaf: Leaf, i: int) -> bool:
@@ -130,7 +127,7 @@ class Namer:
             mark = names.RECORD_MARK if not db.flat and is_folder(db, prefix + part, leaf, i) else ""
             name = names.name_of(part, mark, flat=db.flat, longest=self.longest)
         if self.extensions:
-            extension = names.extension_of(db.head(leaf.node(i), names.HEAD_BYTES))
+            extension = names.extension_of(db.read_part(leaf.node(i), 0, names.HEAD_BYTES))
             taken = name.lower().endswith(_SPELT.get(extension, extension))
             if extension and not taken and not is_taken(db, prefix + part + extension.encode()):
                 name += extension

@@ -251,26 +251,19 @@ _GAP = 4096
 
 def _ranges(tree: Tree, node: Node, spans: dict[int, tuple[int, int]], gap: int) -> Iterator[tuple[int, bytes]]:
     """(number, bytes) of the ranges of one file. spans : number -> (first, stop)"""
-    group: list[int] = []
-    begin = end = 0
-
-    def read() -> Iterator[tuple[int, bytes]]:
-        data = tree.read(node, begin, end - begin)
+    groups: list[tuple[int, list[int]]] = []
+    end = -1 - gap
+    for i in sorted(spans, key=spans.__getitem__):
+        first, stop = spans[i]
+        if first > end + gap:
+            groups.append((end := first, []))
+        groups[-1][1].append(i)
+        end = max(end, stop)
+    for begin, group in groups:
+        data = tree.read(node, begin, max(begin, *(spans[i][1] for i in group)) - begin)
         for i in group:
             first, stop = spans[i]
             yield i, data[first - begin : max(stop, first) - begin]
-
-    for i in sorted(spans, key=spans.__getitem__):
-        first, stop = spans[i]
-        if group and first > end + gap:
-            yield from read()
-            group = []
-        if not group:
-            begin = end = first
-        group.append(i)
-        end = max(end, stop)
-    if group:
-        yield from read()
 
 
 def _below(

@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any
 
-from pario.errors import FileError, OptionError, ParioError, SnapshotError, how_to_install
+from pario.errors import FileError, OptionError, ParioError, how_to_install
+from pario.files.database import errno_of
 from pario.files.tree import FILE, FOLDER, LINK, Node, Tree
 
 _log = logging.getLogger("pario")
@@ -117,16 +118,9 @@ def _told(operation: Callable[..., Any]) -> Callable[..., Any]:
             return operation(self, path[1:], *arguments)
         except ParioError as e:
             _log.error("%s: %s", path, e)
-            raise OSError(_number(e), str(e)) from None
+            raise OSError(errno_of(e), str(e)) from None
 
     return answer
-
-
-def _number(error: ParioError) -> int:
-    if isinstance(error, SnapshotError):
-        return errno.ESTALE
-    found = getattr(error, "errno", None)
-    return found if isinstance(found, int) and found > 0 else errno.EIO
 
 
 class _Operations:

@@ -25,11 +25,14 @@ import struct
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from pario.files.crew import Crew
-from pario.files.notify import quick, quick_close, quick_open
+from pario.files.notify import quick
 from pario.machine import memory
+
+if TYPE_CHECKING:
+    from pario.files.tree import Node, Tree
 
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _SET_FLAGS, _IMMUTABLE = 0x40086602, struct.pack("l", 0x10)  # FS_IOC_SETFLAGS, FS_IMMUTABLE_FL
@@ -54,16 +57,19 @@ _LONGEST_NAME = 249
 _NO_NAME = b"pario"
 
 
-class Source(Protocol):
+class Record(NamedTuple):
     """Where the bytes of a file come from. Both raise OSError, ParioError."""
+
+    tree: Tree
+    node: Node
 
     def send(self, fd: int) -> bool:
         """Let the kernel write all of them to `fd`. False, and nothing is written: it cannot."""
-        ...
+        return self.tree.send(self.node, fd)
 
     def read_into(self, out: memoryview) -> None:
         """out : as large as the file"""
-        ...
+        self.tree.read_into(self.node, out)
 
 
 class Wanted(NamedTuple):
@@ -114,7 +120,7 @@ class Held:
     def _tell_time(self) -> None:
         quick("futimens", self.fd, _TIMES.pack(*2 * divmod(self._mtime_ns, 10**9)))
 
-    def read(self, source: Source, scratch: bytearray) -> None:
+    def read(self, source: Record, scratch: bytearray) -> None:
         """Raises what the source raises, OSError. scratch : memory that small files pass through."""
         if self.size > len(scratch):
             os.posix_fallocate(self.fd, 0, self.size)  # an error here, instead of a signal when memory ends
@@ -163,7 +169,7 @@ class HeldFiles:
             held.stand_for_it()
         return held
 
-    def open(self, wanted: Wanted, source: Source, flags: int) -> int:
+    def open(self, wanted: Wanted, source: Record, flags: int) -> int:
         """A descriptor of the file with its contents, for reading, with an offset of its own. Raises what the source
         raises, OSError."""
         held = self._known(wanted.key)
@@ -171,7 +177,7 @@ class HeldFiles:
             held = self._new(wanted)
         if not held.filled:
             self._fill(wanted.key, held, source)
-        return quick_open(self._numbers, b"%d" % held.fd, os.O_RDONLY | os.O_CLOEXEC | flags & _KEPT_FLAGS)
+        return quick("openat", self._numbers, b"%d" % held.fd, os.O_RDONLY | os.O_CLOEXEC | flags & _KEPT_FLAGS)
 
     def _known(self, key: Hashable) -> Held | None:
         """None: there is no such file. Waits for a thread that fills it."""
@@ -190,7 +196,7 @@ class HeldFiles:
         self.nbytes += _OWN_BYTES
         return held
 
-    def _fill(self, key: Hashable, held: Held, source: Source) -> None:
+    def _fill(self, key: Hashable, held: Held, source: Record) -> None:
         try:
             self._find_memory(held.size, key)
         except BaseException:
@@ -215,7 +221,7 @@ class HeldFiles:
             held.busy = None
             busy.set()
 
-    def _read(self, held: Held, source: Source) -> None:
+    def _read(self, held: Held, source: Record) -> None:
         scratch = self._scratches.pop() if self._scratches else bytearray(_SCRATCH_BYTES)
         try:
             # A storage may take its time, or hang. Small records lie in pages that were read to find them.
@@ -254,7 +260,10 @@ class HeldFiles:
         held = self._files.pop(key)
         self.nbytes -= _OWN_BYTES + (held.size if held.filled else 0)
         # Freeing the pages of a large one takes its time.
-        (quick_close if held.size <= _LARGE_BYTES else os.close)(held.fd)
+        if held.size > _LARGE_BYTES:
+            os.close(held.fd)
+        else:
+            quick("close", held.fd)
 
     def close(self) -> None:
         for key in list(self._files):

@@ -87,6 +87,11 @@ class Keys:
         path.append((leaf, i - 1))
         return self.next(path)
 
+    def find(self, wanted: bytes | int) -> tuple[Leaf, int] | None:
+        """The item with this key, in the form of `Tree.order`, if there is one."""
+        path = self.seek(wanted)
+        return path[-1] if path and path[-1][0].keys[path[-1][1]] == wanted else None
+
     def first(self) -> Path:
         return self._down([], self.tree.db.md_root, last=False) if self.tree.db.md_root >= 0 else []
 

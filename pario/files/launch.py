@@ -25,15 +25,18 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from pario.errors import OptionError, ParioError
-from pario.files.notify import OTHER_WAY, Listener, Memory, check_kernel, filter_program, install, set_subreaper
-from pario.files.numbers import NUMBERS, machine
+from pario.files.notify import Listener, Memory, check_kernel, filter_program, install, set_subreaper
+from pario.files.numbers import NUMBERS, OTHER_WAY, machine
 from pario.files.outputs import Outputs
 from pario.files.serve import serve
 from pario.files.spots import checked_prefix, real_prefix
-from pario.files.view import Limits, Records, View, sweep
+from pario.files.view import Limits, View, say, sweep
+
+if TYPE_CHECKING:
+    from pario.files.tree import Tree
 
 __all__ = ["Plan", "run_under_view"]
 
@@ -48,7 +51,7 @@ _FRAME = struct.Struct("cq")
 _KNOWN = b"a word that this process knows"
 
 #: a folder, and what opens the records that appear there
-Root = tuple[str, Callable[[], Records]]
+Root = tuple[str, Callable[[], "Tree"]]
 
 
 class Plan(NamedTuple):
@@ -288,20 +291,15 @@ def _merge(outputs: Outputs, code: int) -> int:
     try:
         found = outputs.merge()
     except OSError as e:
-        _say(f"error: cannot merge the outputs: {e}. They lie in {outputs.local}\n")
+        say(f"error: cannot merge the outputs: {e}. They lie in {outputs.local}\n")
         return code or 1
     lines = [f"{len(found.merged):,} files merged into {outputs.folder}"]
     lines += [f"not merged, because the name was taken: {name}" for name in found.conflicts]
     lines += [f"not merged, because the process that wrote it was killed: {name}" for name in found.broken]
     if found.kept:
         lines.append(f"what was not merged lies in {found.kept}")
-    _say("".join(f"pario view: {line}\n" for line in lines))
+    say("".join(f"pario view: {line}\n" for line in lines))
     return code or int(bool(found.conflicts or found.broken))
-
-
-def _say(text: str) -> None:
-    with contextlib.suppress(OSError):  # nobody may read it any more
-        os.write(2, text.encode("utf-8", "replace"))
 
 
 def _leave_terminal() -> None:
@@ -325,10 +323,7 @@ def _allow_many_files() -> int:
 def _become(plan: Plan, theirs: socket.socket, before: set[Any]) -> NoReturn:
     command = plan.command
     try:
-        numbers = machine()
-        assert numbers is not None
-        calls = [*NUMBERS.values(), *([numbers.exit_group] if plan.outputs else [])]
-        program = filter_program(calls, numbers)
+        program = filter_program([*NUMBERS.values(), *([machine().exit_group] if plan.outputs else [])])
         if theirs.recv(16) != b"go":
             os._exit(1)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -14,7 +14,7 @@ import signal
 import struct
 import time
 
-from pario.files.notify import Gone, Listener, failed
+from pario.files.notify import Gone, Iovec, Listener, failed, libc
 from pario.files.numbers import ARCHITECTURE, machine
 
 _SEIZE, _INTERRUPT, _DETACH, _SYSCALL, _GET, _SET = 0x4206, 0x4207, 17, 24, 0x4204, 0x4205
@@ -30,17 +30,12 @@ _PATIENCE_S = 30.0
 #: words among the registers: a call's result and number, that of the interrupted call, first argument, next instruction
 _RESULT, _NUMBER, _INTERRUPTED, _FIRST, _NEXT = (10, 10, 15, 14, 16) if ARCHITECTURE == "x86_64" else (0, 8, 0, 0, 32)
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.ptrace.restype = ctypes.c_long
-_libc.ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
-
-
-class _Iovec(ctypes.Structure):
-    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+libc.ptrace.restype = ctypes.c_long
+libc.ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
 
 
 def _ptrace(request: int, thread: int, address: int = 0, data: int = 0) -> None:
-    if _libc.ptrace(request, thread, address, data) < 0:
+    if libc.ptrace(request, thread, address, data) < 0:
         raise failed()
 
 
@@ -75,7 +70,6 @@ def change_folder(listener: Listener, call: tuple[int, ...], fd: int) -> None:
 
 def _let_it_call(thread: int, fd: int, signals: list[int]) -> None:
     numbers = machine()
-    assert numbers is not None
     saved = _registers(thread)
     result = _call(thread, saved, numbers.fchdir, fd, signals)
     _call(thread, saved, numbers.close, fd, signals)
@@ -88,7 +82,6 @@ def _let_it_call(thread: int, fd: int, signals: list[int]) -> None:
 def _call(thread: int, saved: list[int], number: int, argument: int, signals: list[int]) -> int:
     """Let the stopped thread make one system call; returns its result."""
     numbers = machine()
-    assert numbers is not None
     now = list(saved)
     now[_FIRST] = argument
     now[_NUMBER] = number
@@ -130,14 +123,14 @@ def _stopped(thread: int, signals: list[int], ask_again: bool = True) -> None:
 
 def _registers(thread: int) -> list[int]:
     room = ctypes.create_string_buffer(1024)
-    where = _Iovec(ctypes.addressof(room), len(room))
+    where = Iovec(ctypes.addressof(room), len(room))
     _ptrace(_GET, thread, _STATUS, ctypes.addressof(where))
     return list(struct.unpack(f"{where.length // 8}Q", room.raw[: where.length]))
 
 
 def _set_registers(thread: int, values: list[int]) -> None:
     room = ctypes.create_string_buffer(struct.pack(f"{len(values)}Q", *values))
-    where = _Iovec(ctypes.addressof(room), 8 * len(values))
+    where = Iovec(ctypes.addressof(room), 8 * len(values))
     _ptrace(_SET, thread, _STATUS, ctypes.addressof(where))
 
 

@@ -19,11 +19,10 @@ import errno
 import os
 import select
 import struct
-import sys
 from collections.abc import Iterable
 
 from pario.errors import ParioError
-from pario.files.numbers import ARCHITECTURE, NUMBERS, SECOND_ARGUMENTS, Machine, machine
+from pario.files.numbers import ARCHITECTURE, NUMBERS, OTHER_WAY, SECOND_ARGUMENTS, machine
 
 _MODE_FILTER, _ACTION_AVAILABLE, _NOTIFICATION_SIZES = 1, 2, 3
 _NEW_LISTENER, _WAIT_KILLABLE = 1 << 3, 1 << 5
@@ -44,20 +43,16 @@ _PAGE = 4096
 _FIRST_READ = 256
 _LONGEST_PATH = 4096
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_syscall = _libc.syscall
+libc = ctypes.CDLL(None, use_errno=True)
+_syscall = libc.syscall
 _syscall.restype = ctypes.c_long
-_blocking_ioctl = _libc.ioctl
+_blocking_ioctl = libc.ioctl
 #: The GIL is not given up in calls that do not wait: another thread that has received a call would take it, find that
 #: this one is not done, and give it back, for the price of a whole call.
 _quick = ctypes.PyDLL(None, use_errno=True)
 _ioctl, _read_memory, _write_memory = _quick.ioctl, _quick.process_vm_readv, _quick.process_vm_writev
 _read_memory.restype = _write_memory.restype = ctypes.c_ssize_t
 _quick.lseek.restype, _quick.lseek.argtypes = ctypes.c_long, (ctypes.c_int, ctypes.c_long, ctypes.c_int)
-
-OTHER_WAY = (
-    "Use `pario files mount` (FUSE), pario:// with fsspec, or `pario data unpack` instead (docs/files.md)."
-)
 
 
 class Gone(Exception):
@@ -70,7 +65,7 @@ def failed(number: int | None = None) -> OSError:
     return OSError(number, os.strerror(number))
 
 
-class _Iovec(ctypes.Structure):
+class Iovec(ctypes.Structure):
     _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
 
 
@@ -90,37 +85,18 @@ def raw_call(number: int, *arguments: int) -> int:
     return done
 
 
-def quick_open(folder: int, name: bytes, flags: int) -> int:
-    """As os.open(name, flags, dir_fd=folder), for what is in memory: the interpreter lets no other thread run."""
-    fd = int(_quick.openat(folder, name, flags))
-    if fd < 0:
-        raise failed()
-    return fd
-
-
-def quick_close(fd: int) -> None:
-    _quick.close(fd)
-
-
 def quick(name: str, *arguments: int | bytes) -> int:
-    """A function of the C library on what is in memory, as `quick_open`. Its arguments are int, char* or void*."""
+    """A function of the C library on what is in memory: the interpreter lets no other thread run. Its arguments are
+    int, char* or void*. Raises OSError."""
     done = int(getattr(_quick, name)(*arguments))
     if done < 0:
         raise failed()
     return done
 
 
-def _this_machine() -> Machine:
-    known = machine() if sys.platform.startswith("linux") and sys.byteorder == "little" else None
-    if known is None:
-        where = f"{sys.platform} on {ARCHITECTURE}"
-        raise ParioError(f"pario's view knows Linux on x86_64 and aarch64, not {where}", hint=OTHER_WAY)
-    return known
-
-
 def check_kernel() -> None:
     """Raises ParioError where the kernel cannot notify a supervisor of system calls."""
-    numbers = _this_machine()
+    numbers = machine()
     action = ctypes.c_uint32(_NOTIFY)
     sizes = (ctypes.c_uint16 * 3)()
     try:
@@ -137,11 +113,12 @@ def check_kernel() -> None:
         raise ParioError(f"this kernel's notifications have {found}, not 80 and 24", hint=OTHER_WAY)
 
 
-def filter_program(calls: Iterable[int], numbers: Machine) -> bytes:
+def filter_program(calls: Iterable[int]) -> bytes:
     """The filter, in classic BPF: calls of another architecture and all calls but these go on as without it.
 
     Stats of a descriptor (AT_EMPTY_PATH) go on, too. io_uring would open paths without a system call, so there is none.
     """
+    numbers = machine()
     load, equal, at_least, any_bit, give = 0x20, 0x15, 0x35, 0x45, 0x06
     at_empty_path, negative = 0x1000, 0x80000000
 
@@ -153,7 +130,8 @@ def filter_program(calls: Iterable[int], numbers: Machine) -> bytes:
     if ARCHITECTURE == "x86_64":  # the x32 calls: numbers with a bit more
         body += [(at_least, 0, 1, 0x40000000), (give, 0, 0, _ALLOW)]
     body += [(equal, 0, 1, numbers.io_uring_setup), (give, 0, 0, _ERRNO | errno.ENOSYS)]
-    for number, flags in ((numbers.newfstatat, 3), (numbers.statx, 2)):
+    by_flags = {NUMBERS["newfstatat"]: 3, NUMBERS["statx"]: 2}
+    for number, flags in by_flags.items():
         body += [
             (equal, 0, 6, number),
             (load, 0, 0, argument(flags)),
@@ -169,7 +147,7 @@ def filter_program(calls: Iterable[int], numbers: Machine) -> bytes:
         body += [(equal, 0, most + 3, number), (load, 0, 0, argument(1))]
         body += [(equal, most - k, 0, request) for k, request in enumerate(requests)]
         body += [(give, 0, 0, _ALLOW), (give, 0, 0, _NOTIFY)]
-    for number in sorted(set(calls) - {numbers.newfstatat, numbers.statx, *by_request}):
+    for number in sorted(set(calls) - {*by_flags, *by_request}):
         body += [(equal, 0, 1, number), (give, 0, 0, _NOTIFY)]
     body.append((give, 0, 0, _ALLOW))
     return b"".join(struct.pack("HBBI", *each) for each in body)
@@ -181,10 +159,10 @@ def install(program: bytes) -> int:
     The process and its descendants give up gaining privileges (no_new_privs): setuid programs run without theirs.
     Raises OSError: EBUSY where a filter with notifications is on already.
     """
-    numbers = _this_machine()
+    numbers = machine()
     code = ctypes.create_string_buffer(program, len(program))
     described = _Program(len(program) // 8, ctypes.addressof(code))
-    if _libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0):
+    if libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_NO_NEW_PRIVS)")
     for flags in (_NEW_LISTENER | _WAIT_KILLABLE, _NEW_LISTENER):
         try:
@@ -197,7 +175,7 @@ def install(program: bytes) -> int:
 
 def set_subreaper() -> None:
     """Orphans among this process's descendants become its children."""
-    _libc.prctl(_SUBREAPER, 1, 0, 0, 0)
+    libc.prctl(_SUBREAPER, 1, 0, 0, 0)
 
 
 class Receiver:
@@ -318,7 +296,7 @@ class Memory:
         self._room = bytearray(64 << 10)
         self._kept = [ctypes.c_char.from_buffer(each) for each in (self._buffer, self._room)]
         self._text, self._data = (ctypes.addressof(each) for each in self._kept)
-        self._here, self._there = _Iovec(), _Iovec()
+        self._here, self._there = Iovec(), Iovec()
         self._one, self._none = ctypes.c_ulong(1), ctypes.c_ulong(0)
         self._iovecs = (ctypes.byref(self._here), self._one, ctypes.byref(self._there), self._one, self._none)
 
@@ -378,17 +356,13 @@ _STATFS_BYTES = 120
 def stat_bytes(fd: int, links: int) -> bytes:
     """struct stat. links : tell what a memfd will have when it is filled: blocks; and
     names, since it has none"""
-    numbers = machine()
-    assert numbers is not None
-    raw_call(numbers.newfstatat, fd, _nothing, _at, _AT_EMPTY_PATH)
+    raw_call(NUMBERS["newfstatat"], fd, _nothing, _at, _AT_EMPTY_PATH)
     return _told(_STAT, links)
 
 
 def statx_bytes(fd: int, mask: int, links: int) -> bytes:
     """struct statx."""
-    numbers = machine()
-    assert numbers is not None
-    raw_call(numbers.statx, fd, _nothing, _AT_EMPTY_PATH, mask, _at)
+    raw_call(NUMBERS["statx"], fd, _nothing, _AT_EMPTY_PATH, mask, _at)
     return _told(_STATX, links)
 
 
@@ -403,7 +377,5 @@ def _told(layout: tuple[int, int, int, int, str], names: int) -> bytes:
 
 def statfs_bytes(fd: int) -> bytes:
     """struct statfs."""
-    numbers = machine()
-    assert numbers is not None
-    raw_call(numbers.fstatfs, fd, _at)
+    raw_call(machine().fstatfs, fd, _at)
     return _buffer.raw[:_STATFS_BYTES]

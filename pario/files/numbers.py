@@ -8,7 +8,12 @@ descriptors are here if they change what others see. The rest, read, lseek, mmap
 from __future__ import annotations
 
 import platform
+import sys
 from typing import NamedTuple
+
+from pario.errors import ParioError
+
+OTHER_WAY = "Use `pario files mount` (FUSE), pario:// with fsspec, or `pario data unpack` instead (docs/files.md)."
 
 _DIRECT = -1  # no folder descriptor: a relative path begins in the working directory
 
@@ -111,7 +116,7 @@ SECOND_ARGUMENTS = {"ioctl": (0x40086602, 0x401C5820), "fcntl": (1024, 1036, 104
 class Machine(NamedTuple):
     """
     audit : the kernel's name of the architecture, AUDIT_ARCH_*
-    seccomp, io_uring_setup, fchdir, close, newfstatat, statx, fstatfs, exit_group : numbers of calls
+    seccomp, io_uring_setup, fchdir, close, fstatfs, exit_group : numbers of calls
     trap_bytes : length of the instruction that enters the kernel
     """
 
@@ -120,16 +125,14 @@ class Machine(NamedTuple):
     io_uring_setup: int
     fchdir: int
     close: int
-    newfstatat: int
-    statx: int
     fstatfs: int
     exit_group: int
     trap_bytes: int
 
 
 _MACHINES = {
-    "x86_64": Machine(0xC000003E, 317, 425, 81, 3, 262, 332, 138, 231, 2),
-    "aarch64": Machine(0xC00000B7, 277, 425, 50, 57, 79, 291, 44, 94, 4),
+    "x86_64": Machine(0xC000003E, 317, 425, 81, 3, 138, 231, 2),
+    "aarch64": Machine(0xC00000B7, 277, 425, 50, 57, 44, 94, 4),
 }
 
 ARCHITECTURE = platform.machine()
@@ -142,6 +145,10 @@ NUMBERS: dict[str, int] = {
 }
 
 
-def machine() -> Machine | None:
-    """This processor's numbers; None where pario knows none."""
-    return _MACHINES.get(ARCHITECTURE)
+def machine() -> Machine:
+    """This processor's numbers. Raises ParioError where pario knows none."""
+    known = _MACHINES.get(ARCHITECTURE) if sys.platform.startswith("linux") and sys.byteorder == "little" else None
+    if known is None:
+        where = f"{sys.platform} on {ARCHITECTURE}"
+        raise ParioError(f"pario's view knows Linux on x86_64 and aarch64, not {where}", hint=OTHER_WAY)
+    return known

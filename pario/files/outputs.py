@@ -118,19 +118,13 @@ class Outputs:
         self._conflicts.add(path)
         return OSError(errno.EEXIST, os.strerror(errno.EEXIST))
 
-    def look(self, process: Hashable) -> None:
-        """This process lives and makes a call: what it made and nobody can write to any more is whole."""
-        mine = [path for path, writer in self._writers.items() if writer == process]
-        for path in mine:
-            if _nobody_writes(self.here(path)):
+    def look(self, process: Hashable, ends: bool = False) -> None:
+        """This process lives and makes a call: what it made and nobody can write to any more is whole. ends : by the
+        call it ends by itself, with what it has open"""
+        for path in [path for path, writer in self._writers.items() if writer == process]:
+            if ends or _nobody_writes(self.here(path)):
                 self._whole.add(path)
                 del self._writers[path]
-
-    def ends(self, process: Hashable) -> None:
-        """This process ends by itself, with what it has open."""
-        for path in [path for path, writer in self._writers.items() if writer == process]:
-            self._whole.add(path)
-            del self._writers[path]
 
     def rename(self, old: str, new: str) -> None:
         """Raises OSError."""

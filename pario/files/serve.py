@@ -13,10 +13,11 @@ import select
 from collections.abc import Callable
 from typing import NamedTuple
 
-from pario.errors import ParioError, SnapshotError
+from pario.errors import ParioError
 from pario.files import calls
 from pario.files.beyond import OPENS, beyond, ends, renames, writes, writing
 from pario.files.crew import Duty
+from pario.files.database import errno_of
 from pario.files.notify import Gone, Receiver, failed
 from pario.files.numbers import CALLS, NUMBERS, machine
 from pario.files.rights import lent
@@ -67,9 +68,8 @@ def _serve(view: View, duty: Duty) -> None:
         NUMBERS[name]: answer for name, answer in calls.ON_DESCRIPTORS.items() if name in NUMBERS
     }
     others |= {NUMBERS[name]: _two_paths(name) for name in calls.TWO_PATHS if name in NUMBERS}
-    numbers, outputs = machine(), view.outputs
-    if numbers is not None and outputs is not None:
-        others[numbers.exit_group] = lambda view, call: ends(view, outputs, call)
+    if (outputs := view.outputs) is not None:
+        others[machine().exit_group] = lambda view, call: ends(view, outputs, call)
     listener, heads = view.listener, view.heads
     receiver = Receiver(listener.fd)
     receive, go_on, path_of = receiver.receive, listener.go_on, view.memory.path
@@ -119,21 +119,11 @@ def _answer(view: View, call: Call, answer: Callable[..., None], *arguments: obj
         answer(view, call, *arguments)
     except Gone:
         pass
-    except FileNotFoundError as e:
-        view.listener.refuse(call[0], e.errno or errno.ENOENT)
-    except NotADirectoryError as e:
-        view.listener.refuse(call[0], e.errno or errno.ENOTDIR)
-    except OSError as e:
-        number = e.errno if e.errno and e.errno > 0 else errno.EIO
-        view.listener.refuse(call[0], number)
-        if isinstance(e, ParioError) or number == errno.ENOMEM:
-            view.report(e, number)
-    except MemoryError:
-        view.listener.refuse(call[0], errno.ENOMEM)
     except Exception as e:
-        number = errno.ESTALE if isinstance(e, SnapshotError) else errno.EIO
+        number = errno_of(e)
         view.listener.refuse(call[0], number)
-        view.report(e, number)
+        if not isinstance(e, OSError) or isinstance(e, ParioError) or number == errno.ENOMEM:
+            view.report(e, number)
 
 
 def _one_path(view: View, call: Call, way: _Way, path: bytes) -> None:

@@ -203,9 +203,9 @@ class Tree:
         db, i = node.where
         assert db.listed is not None
         key = db.listed.key(db.listed.firsts.get(i, i))
-        where = db.keys.seek(key)
-        if where and where[-1][0].keys[where[-1][1]] == key and not where[-1][0].node(where[-1][1]).flags & ~F_BIGDATA:
-            return _File(db, where[-1][0].page.pgno, where[-1][1])
+        found = db.keys.find(key)
+        if found and not found[0].node(found[1]).flags & ~F_BIGDATA:
+            return _File(db, found[0].page.pgno, found[1])
         raise CorruptedError("the names of the folder do not fit the keys", path=db.path, key=key)
 
     # -- paths to keys -------------------------------------------------------------------------------------------------
@@ -237,13 +237,10 @@ class Tree:
         if db.flat or self._namer.extensions or not is_plain(path, self._namer.longest):
             return None
         key = path.encode()
-        where = db.keys.seek(key)
-        if not where:
+        found = db.keys.find(key)
+        if found is None or found[0].node(found[1]).flags & ~F_BIGDATA or is_folder(db, key, *found):
             return None
-        leaf, i = where[-1]
-        if leaf.keys[i] != key or leaf.node(i).flags & ~F_BIGDATA or is_folder(db, key, leaf, i):
-            return None
-        return _record_node(db, leaf, i)
+        return _record_node(db, *found)
 
     def _look(self, folder: _Folder, names: list[str]) -> Node | None:
         db = _opened(folder)
@@ -390,15 +387,11 @@ def _record(namer: Namer, db: Database, prefix: bytes, name: str) -> Node | None
         if part is None:
             continue
         key = prefix + part
-        order = db.keys.tree.order
-        path = db.keys.seek(order(key))
-        if not path:
+        found = db.keys.find(db.keys.tree.order(key))
+        if found is None or found[0].node(found[1]).flags & ~F_BIGDATA or db.is_hidden(key):
             continue
-        leaf, i = path[-1]
-        if leaf.keys[i] != order(key) or leaf.node(i).flags & ~F_BIGDATA or db.is_hidden(key):
-            continue
-        if namer.record_name(db, prefix, part, leaf, i) == name:
-            return _record_node(db, leaf, i)
+        if namer.record_name(db, prefix, part, *found) == name:
+            return _record_node(db, *found)
     return None
 
 

@@ -12,15 +12,18 @@ import stat
 import tempfile
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pario.files.crew import Crew
 from pario.files.entries import Entries
-from pario.files.held import Held, HeldFiles, Wanted
+from pario.files.held import Held, HeldFiles, Record, Wanted
 from pario.files.notify import Listener, Memory, failed
 from pario.files.outputs import Outputs
 from pario.files.spots import Escaped, Prefixes, Spot, decoded, encoded, has_dots
 from pario.machine import closing_fd
+
+if TYPE_CHECKING:
+    from pario.files.tree import Node, Tree
 
 AT_FDCWD = -100
 
@@ -46,54 +49,11 @@ def _followed(thread: int, found: re.Match[bytes]) -> bytes:
     return _text(b"/proc/%s/%s" % (process, found[2] or found[3]))
 
 
-class Node(Protocol):
-    """pario.files.tree.Node"""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def number(self) -> int: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def mtime_ns(self) -> int: ...
-    @property
-    def mode(self) -> int | None: ...
-    @property
-    def links(self) -> int: ...
-    @property
-    def target(self) -> bytes: ...
-
-
-class Records(Protocol):
-    """What appears under a prefix: pario.files.tree.Tree."""
-
-    def find(self, path: str) -> Node: ...
-    def followed(self, path: str, last: bool, at: str) -> str: ...
-    def names(self, path: str, start: Any = None) -> Iterator[tuple[str, Node]]: ...
-    def read_into(self, path: Any, out: memoryview) -> None: ...
-    def send(self, path: Any, fd: int) -> bool: ...
-    def close(self) -> None: ...
-
-
 class Limits(NamedTuple):
     """held_bytes, held_files : of what is kept in memory after a program has opened it"""
 
     held_bytes: int = 1 << 30
     held_files: int = 4096
-
-
-class _Record(NamedTuple):
-    """What fills a file: held.Source."""
-
-    records: Records
-    node: Node
-
-    def send(self, fd: int) -> bool:
-        return self.records.send(self.node, fd)
-
-    def read_into(self, out: memoryview) -> None:
-        self.records.read_into(self.node, out)
 
 
 #: A program's descriptors and its working folder, as paths; and what follows.
@@ -185,6 +145,11 @@ def sweep() -> str:
     return parent
 
 
+def say(text: str) -> None:
+    with contextlib.suppress(OSError):  # nobody may read it any more
+        os.write(2, text.encode("utf-8", "replace"))
+
+
 class View:
     """
     roots : (prefix, records) of each
@@ -193,7 +158,7 @@ class View:
 
     def __init__(
         self,
-        roots: Sequence[tuple[str, Records]],
+        roots: Sequence[tuple[str, Tree]],
         listener: Listener,
         limits: Limits,
         outputs: Outputs | None = None,
@@ -325,7 +290,7 @@ class View:
 
     def open(self, spot: Spot, node: Node, flags: int) -> int:
         """A descriptor of a file, with its contents. Raises OSError, ParioError."""
-        return self.held.open(self._wanted(spot, node), _Record(self.roots[spot.root][1], node), flags)
+        return self.held.open(self._wanted(spot, node), Record(self.roots[spot.root][1], node), flags)
 
     def _wanted(self, spot: Spot, node: Node) -> Wanted:
         key = (spot.root, spot.path if node.links == 1 else node.number)
@@ -350,8 +315,7 @@ class View:
         if type(error) not in self._reported:
             self._reported.add(type(error))
             told = f"pario view: {type(error).__name__}: {error} (programs get {errno.errorcode.get(number, number)})\n"
-            with contextlib.suppress(OSError):  # if nobody reads stderr any more
-                os.write(2, told.encode("utf-8", "replace"))
+            say(told)
 
     def close(self) -> None:
         self.held.close()

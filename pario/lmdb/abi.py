@@ -39,8 +39,10 @@ JOB_WORDS = 5
 
 #: A tree: of a database's keys, or of one key's duplicates. Bytes of the items of its P_LEAF2 leaves (0: its leaves
 #: have nodes), what nodes.check_page is to expect of its pages, how its keys compare, and whether all are of one width.
-ROOT, DEPTH, PAD, RULES, WAY, INTEGER = range(6)
-TREE_WORDS = 6
+#: Duplicates in a sub-page are a tree, too, of this page alone: ROOT is -1 - the leaf page in which it lies, SUB_OF the
+#: item there, RULES are the leaf page's.
+ROOT, DEPTH, PAD, RULES, WAY, INTEGER, SUB_OF = range(7)
+TREE_WORDS = 7
 
 #: A database in a snapshot: the tree of its keys, and what the trees of duplicates have in common.
 DUPSORT, DUP_RULES, DUP_WAY, DUP_INTEGER = range(TREE_WORDS, TREE_WORDS + 4)
@@ -54,17 +56,15 @@ TXN_WORDS = 3
 C_TXN, C_HANDLE = 0, 1
 C_SET = 2  # it stands somewhere; else the next move is to the first or last item
 C_VALID = 3  # the last move succeeded: there is a key and a value
-C_DUPS = 4  # NO_DUPS, SUB_PAGE or DUP_TREE
-C_SUB_I = 5  # sub-page: which item
-C_END = 6  # a move beyond the last key was tried: the moves to next items fail until the cursor goes elsewhere
-C_DUP_TREE, C_DUP_ENTRIES = 7, 7 + TREE_WORDS  # the tree of the duplicates, and how many these are
+C_DUPS = 4  # the key has duplicates
+C_END = 5  # a move beyond the last key was tried: the moves to next items fail until the cursor goes elsewhere
+C_DUP_TREE, C_DUP_ENTRIES = 6, 6 + TREE_WORDS  # the tree of the duplicates, and how many these are
 C_SCAN, C_AHEAD_PAGE, C_AHEAD_I = 14, 15, 16  # scanning: leaves below this page are asked for up to here
 #: A way down a tree: the page and the item of each level, from the root on.
 LEVELS = MAX_DEPTH
 PATH_WORDS = 2 * LEVELS
 C_PATH, C_DUP_PATH = 17, 17 + PATH_WORDS
 CURSOR_WORDS = 17 + 2 * PATH_WORDS
-NO_DUPS, SUB_PAGE, DUP_TREE = range(3)
 
 #: Bytes of a Python object before its first slot: count of references and type.
 OBJECT_BYTES = object.__basicsize__

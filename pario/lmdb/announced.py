@@ -141,11 +141,7 @@ def _pieces(offset: int, nbytes: int) -> list[tuple[int, int]]:
 
 def _traced(file: Fetcher) -> Fetcher:
     """The file; under `python -m pario trace` its requests are in the trace."""
-    from pario.stats.tracing import recorder_of  # with what writes files: few processes need it
+    from pario.fetch.traced import traced  # with what writes files: few processes need it
+    from pario.stats.tracing import recorder_of
 
-    recorder = recorder_of(None)
-    if recorder is None:
-        return file
-    from pario.fetch.traced import TracedFetcher
-
-    return TracedFetcher(file, recorder)
+    return traced(file, recorder_of(None)) or file

@@ -7,33 +7,42 @@ import numpy as np
 from pario.format.layout import F_DUPDATA
 from pario.kernels.calls import as_bytes
 from pario.kernels.jit import inner, kernel
-from pario.kernels.nodes import BIG, PAGE_SIZE, count, node_at, u16, word
+from pario.kernels.nodes import BIG, PAGE_SIZE, count, node_at, u16
 from pario.lmdb import abi, capi
 from pario.lmdb.capi import as_words, intp, pages_of
-from pario.lmdb.engine import alive, argument, find_in_leaf
-from pario.lmdb.moves import go, moved, seek
-from pario.lmdb.pages import error, fail, page_at, plain_error
-from pario.lmdb.values import failed, fill_values, item_of, node_item, read_values, values_read
+from pario.lmdb.engine import argument, find_in_leaf, opened
+from pario.lmdb.moves import go
+from pario.lmdb.pages import error, fail, moved, page_at, plain_error
+from pario.lmdb.values import failed, fill_values, item_in_leaf, item_of, node_item, read_values, values_read
 
 
 @inner
+def _kept(g, found, thing):  # type: ignore[no-untyped-def]
+    """Give an object to a list; CLOSED: it is 0, an error is noted or raised."""
+    if thing == 0:
+        return abi.CLOSED
+    refused = capi.list_append(found, thing)
+    capi.decref(thing)
+    if refused:
+        g[abi.ERROR] = abi.OK
+    return abi.CLOSED if refused else abi.OK
+
+
 def collect(cursor_at, op, started, most, most_bytes, what):  # type: ignore[no-untyped-def]
     """The next items as a list, at most `most`, stopping after `most_bytes` of values; [] at the end. Or an error.
 
     started : 0 = the first is the one where the cursor stands; nothing comes if that is nowhere
     The cursor stands on the last item returned. After an error its place is undefined.
     """
-    c = as_words(cursor_at, abi.CURSOR_WORDS)
-    g = alive(c[abi.C_TXN])
+    g, handle, c = opened(cursor_at)
     if len(g) == 0:
         return plain_error(abi.CLOSED)
-    handle = as_words(c[abi.C_HANDLE], abi.HANDLE_WORDS)
     found = capi.list_new(intp(0))
     if found == 0:
         return found
     c[abi.C_SCAN] = most > 1
     jobs = np.full((most if what & abi.VALUE else 0, abi.JOB_WORDS), -1, np.int64)
-    no_job = c[0:0]
+    jobs_at = jobs.ctypes.data
     n, m, total = 0, 0, 0
     status = abi.OK
     level = handle[abi.DEPTH] - 1
@@ -66,28 +75,23 @@ def collect(cursor_at, op, started, most, most_bytes, what):  # type: ignore[no-
                     break
                 items = count(pool, o, g)
                 if not 0 <= c[abi.C_PATH + abi.LEVELS + level] < items:
-                    status = moved(g)
+                    moved(g)
+                    status = abi.CLOSED
                     break
                 # The first page of the pool starts at 0, which here means "none": then each item takes the long way.
             at = node_at(pool, o, c[abi.C_PATH + abi.LEVELS + level], g)
             if u16(pool, at + 4, g[BIG]) & F_DUPDATA:
                 status = fail(g, abi.DAMAGED, pgno, pgno * g[PAGE_SIZE], 0, 0, 0)
                 break
-            thing = node_item(g, pool, at, pgno, what, jobs[m] if what & abi.VALUE else no_job)
+            thing = node_item(g, at, pgno, what, jobs_at + 8 * abi.JOB_WORDS * m)
         else:
-            thing = item_of(g, handle, c, what, jobs[m] if what & abi.VALUE else no_job)
-        if thing == 0:
-            status = abi.CLOSED
+            thing = item_of(g, handle, c, what, jobs_at + 8 * abi.JOB_WORDS * m)
+        status = _kept(g, found, thing)
+        if status != abi.OK:
             break
         if what & abi.VALUE and jobs[m, 1] >= 0:
             total += jobs[m, 1]
             m += 1
-        refused = capi.list_append(found, thing)
-        capi.decref(thing)
-        if refused:
-            g[abi.ERROR] = abi.OK
-            status = abi.CLOSED
-            break
         n += 1
     c[abi.C_SCAN] = 0
     if status <= abi.MISSING:
@@ -100,79 +104,46 @@ def collect(cursor_at, op, started, most, most_bytes, what):  # type: ignore[no-
     return found
 
 
-@inner
 def find_many(cursor_at, keys, what, jobs_at):  # type: ignore[no-untyped-def]
     """[(key, value) or key, ...] of those of a list of keys that there are; long values are not read, but noted.
 
     jobs_at : address of i64[1 + JOB_WORDS * keys]: how many are noted, and they
-    An error if something is wrong or a key is not a bytes object. The cursor stands on the last key, if it was found.
+    An error if something is wrong or a key is not a bytes object. The cursor stays where it is.
     """
-    c = as_words(cursor_at, abi.CURSOR_WORDS)
-    g = alive(c[abi.C_TXN])
+    g, handle, _ = opened(cursor_at)
     if len(g) == 0:
         return plain_error(abi.CLOSED)
-    handle = as_words(c[abi.C_HANDLE], abi.HANDLE_WORDS)
     n = capi.list_size(keys)
     found = capi.list_new(intp(0))
     if found == 0:
         return found
     noted = as_words(jobs_at, 1 + abi.JOB_WORDS * n)
     noted[0] = m = 0
-    nothing = c[0:0]
-    empty = as_bytes(jobs_at, 0)
     status = abi.OK
     for i in range(n):
-        if i >= capi.list_size(keys):
-            break  # somebody shortened it while the lock was released
-        key = capi.list_item(keys, intp(i))
-        capi.incref(key)
-        key_at, nbytes = argument(key)
+        key_at, nbytes = argument(capi.list_item(keys, intp(i)))
         if nbytes < 0:
             status = fail(g, abi.NOT_BYTES, 0, 0, 0, 0, 0)
-        elif i < n - 1 and not handle[abi.DUPSORT] and nbytes > 0 and handle[abi.ROOT] >= 0:
-            # Only where the last key leads matters to the cursor.
-            status, o, item = find_in_leaf(g, handle, as_bytes(key_at, nbytes))
-        else:
-            o, item = np.int64(-1), np.int64(0)
-            status = seek(g, handle, c, abi.SET_KEY, as_bytes(key_at, nbytes), empty)
-            c[abi.C_VALID] = status == abi.OK
-        capi.decref(key)
+            break
+        status, o, item = find_in_leaf(g, handle, as_bytes(key_at, nbytes))
         if status == abi.MISSING:
             continue
         if status != abi.OK:
             break
-        job = noted[1 + abi.JOB_WORDS * m : 1 + abi.JOB_WORDS * (m + 1)]
-        job[1] = -1
-        if o >= 0:
-            pool = pages_of(g)
-            at = node_at(pool, o, item, g)
-            pgno = word(pool, o, g)
-            if u16(pool, at + 4, g[BIG]) & F_DUPDATA:
-                status = fail(g, abi.DAMAGED, pgno, pgno * g[PAGE_SIZE], 0, 0, 0)
-                break
-            thing = node_item(g, pool, at, pgno, what, job)
-        else:
-            thing = item_of(g, handle, c, what, job if what & abi.VALUE else nothing)
-        if thing == 0:
-            status = abi.CLOSED
+        job = 1 + abi.JOB_WORDS * m
+        noted[job + 1] = -1
+        status = _kept(g, found, item_in_leaf(g, handle, o, item, what, jobs_at + 8 * job))
+        if status != abi.OK:
             break
-        if job[1] >= 0:
+        if noted[job + 1] >= 0:
             m += 1
-        refused = capi.list_append(found, thing)
-        capi.decref(thing)
-        if refused:
-            g[abi.ERROR] = abi.OK
-            status = abi.CLOSED
-            break
     if status > abi.MISSING:
-        c[abi.C_VALID] = 0
         capi.decref(found)
         return failed(g)
     noted[0] = m
     return found
 
 
-@inner
 def after_values(store_at, jobs_at, status, failure_at):  # type: ignore[no-untyped-def]
     """None of other threads' readings of values (`fill`) found something wrong: True. Or an error."""
     g = as_words(store_at, abi.STORE_WORDS)

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import carray, types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 from pario.kernels.calls import as_bytes, pointer_to
 from pario.kernels.jit import inner
 from pario.kernels.nodes import PAGE_SIZE
-from pario.lmdb.abi import POOL, SLOTS
+from pario.lmdb.abi import CURSOR_WORDS, POOL, SLOTS
 
 #: Linux: a read that would wait fails; POSIX_FADV_WILLNEED.
 RWF_NOWAIT, WILLNEED = 8, 3
@@ -62,11 +61,15 @@ else:
         return _make_call(_thread_state(), function, arguments_at, intp(n), names)
 
 
+SCRATCH_WORDS = CURSOR_WORDS
+
+
 def _scratch_of(typing_context):  # type: ignore[no-untyped-def]
-    """Address of 256 bytes on the stack of the function that asks."""
+    """Address of memory for SCRATCH_WORDS on the stack of the function that asks."""
 
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        memory = cgutils.alloca_once(builder, ir.ArrayType(ir.IntType(64), 32))
+        with builder.goto_entry_block():  # `cgutils.alloca_once` would fill it with zeros at each call
+            memory = builder.alloca(ir.ArrayType(ir.IntType(64), SCRATCH_WORDS))
         return builder.ptrtoint(memory, ir.IntType(64))
 
     return types.intp(), generate

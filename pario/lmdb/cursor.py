@@ -7,26 +7,25 @@ items it has given out, and can be told to stop, upon which the generator goes o
 
 from __future__ import annotations
 
+import struct
 from array import array
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pario.format.layout import MDB_DUPFIXED
+from pario.format.layout import MDB_DUPFIXED, MDB_DUPSORT
 from pario.lmdb import abi, errors
 from pario.lmdb.native import later
 
 if TYPE_CHECKING:
     from pario.lmdb.database import _Database
 
-_move: Any = later("move", globals(), "_move")
-_find: Any = later("find", globals(), "_find")
-_look: Any = later("look", globals(), "_look")
-_collect: Any = later("collect", globals(), "_collect")
-_skip: Any = later("skip", globals(), "_skip")
-_find_many: Any = later("find_many", globals(), "_find_many")
-_count: Any = later("count", globals(), "_count")
+_move: Any = later("move", globals())
+_find: Any = later("find", globals())
+_look: Any = later("look", globals())
+_collect: Any = later("collect", globals())
+_find_many: Any = later("find_many", globals())
 
 #: Items per batch: few at first, since many a loop ends early.
 _FIRST_BATCH, _GROWTH, _LARGEST_BATCH = 1, 8, 512
@@ -41,7 +40,8 @@ class Cursor:
     """
 
     __slots__ = (
-        "__weakref__", "_at", "_before", "_buffers", "_given", "_moves", "_op", "_packed", "_words", "db", "txn",
+        "__weakref__", "_at", "_before", "_buffers", "_given", "_moves", "_op", "_packed", "_words", "_wraps", "db",
+        "txn",
     )  # fmt: skip
 
     def __init__(self, db: _Database | None, txn: Any) -> None:
@@ -58,6 +58,7 @@ class Cursor:
         self._before = words
         self._moves = self._op = 0
         self._packed = packed = txn._store.packed(handle)
+        self._wraps = self._buffers or packed is not None
         if packed is not None:
             self.__class__ = packed.cursor
 
@@ -93,10 +94,13 @@ class Cursor:
         """Number of values of the key."""
         if self._given is not None:
             self._settle()
-        found = _count(self._at)
-        if found.__class__ is bytearray:
-            raise self.txn._store.error(found, "count")
-        return found  # type: ignore[no-any-return]
+        self._check()
+        words, dupsort = self._words, self.txn._handle(self.db).db.md_flags & MDB_DUPSORT
+        if not dupsort or not words[abi.C_SET]:
+            code = abi.UNPOSITIONED if dupsort else abi.INCOMPATIBLE
+            raise self.txn._store.error(struct.pack("=6q", code, 0, 0, 0, 0, 0), "count")
+        words[abi.C_END] = 0  # as in LMDB, anyone who counts stands on the key again
+        return words[abi.C_DUP_ENTRIES] if words[abi.C_DUPS] else 1
 
     def _look(self, what: int) -> Any:
         if self._given is not None:
@@ -108,9 +112,7 @@ class Cursor:
         found = _look(self._at, what)
         if found.__class__ is bytearray:
             raise self._error(found, "read")
-        if self._buffers:
-            return tuple(map(memoryview, found)) if what == abi.ITEM else memoryview(found)
-        return found
+        return self._wrapped([found], what)[0] if self._wraps else found
 
     # -- moves ---------------------------------------------------------------------------------------------------------
 
@@ -292,10 +294,8 @@ class Cursor:
             txn = here[abi.C_TXN]
             here[:] = self._before
             here[abi.C_TXN] = txn
-            if self._moves > left:
-                done = _skip(self._at, self._op, self._moves - left)
-                if done is not True:
-                    raise self._error(done, "move")
+            for _ in range(self._moves - left):
+                Cursor._go(self, self._op)  # to items that have been there
 
     def _end_batch(self) -> int:
         """Stop the iterator. Returns the number of items that it had left.
@@ -359,6 +359,8 @@ class Cursor:
 
     def _get_many(self, keys: list[Any], what: int) -> list[Any]:
         found, jobs = self._found(keys, what)
+        if keys:
+            self._seek(abi.SET_KEY, keys[-1], b"")
         if len(jobs):
             self.txn._store.read_values(jobs)
         return self._wrapped(found, what)
@@ -400,28 +402,4 @@ class Cursor:
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
-    def put(self, key: Any, value: Any, dupdata: bool = True, overwrite: bool = True, append: bool = False) -> bool:
-        """Raises ReadonlyError."""
-        raise self._no_write("put")
-
-    def putmulti(
-        self, items: Iterable[Any], dupdata: bool = True, overwrite: bool = True, append: bool = False
-    ) -> tuple[int, int]:
-        """Raises ReadonlyError."""
-        raise self._no_write("putmulti")
-
-    def replace(self, key: Any, value: Any) -> Any:
-        """Raises ReadonlyError."""
-        raise self._no_write("replace")
-
-    def pop(self, key: Any) -> Any:
-        """Raises ReadonlyError."""
-        raise self._no_write("pop")
-
-    def delete(self, dupdata: bool = False) -> bool:
-        """Raises ReadonlyError."""
-        raise self._no_write("delete")
-
-    def _no_write(self, what: str) -> errors.Error:
-        self._check()
-        return errors.readonly(what)
+    put, putmulti, replace, pop, delete = map(errors.refusing, ("put", "putmulti", "replace", "pop", "delete"))

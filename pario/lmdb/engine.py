@@ -33,12 +33,12 @@ from numba import types
 from pario.format.layout import F_DUPDATA
 from pario.kernels.calls import as_bytes
 from pario.kernels.jit import inner
-from pario.kernels.nodes import BIG, count, key_span, node_at, search_leaf, u16, word
+from pario.kernels.nodes import BIG, key_span, node_at, search_leaf, u16, word
 from pario.lmdb import abi, capi
 from pario.lmdb.capi import as_words, intc, intp, pages_of, uintp
-from pario.lmdb.moves import enter, go, leaf_for, seek, sub_page
-from pario.lmdb.pages import error, plain_error
-from pario.lmdb.values import failed, item_of, value_at, value_of
+from pario.lmdb.moves import go, leaf_for, seek
+from pario.lmdb.pages import error, fail, plain_error
+from pario.lmdb.values import failed, item_in_leaf, item_of, node_value
 
 
 @inner
@@ -55,6 +55,13 @@ def alive(txn_at):  # type: ignore[no-untyped-def]
 
 
 @inner
+def opened(cursor_at):  # type: ignore[no-untyped-def]
+    """The words of a cursor's store, an empty array if it is closed, of its database, and its own."""
+    c = as_words(cursor_at, abi.CURSOR_WORDS)
+    return alive(c[abi.C_TXN]), as_words(c[abi.C_HANDLE], abi.HANDLE_WORDS), c
+
+
+@inner
 def argument(key):  # type: ignore[no-untyped-def]
     """(address, bytes) of a bytes object; bytes < 0 if it is none."""
     nbytes = capi.bytes_size(key)
@@ -67,35 +74,28 @@ def argument(key):  # type: ignore[no-untyped-def]
 @inner
 def _lookup(txn_at, handle_at, key):  # type: ignore[no-untyped-def]
     """(OK, the value (of the first duplicate) of a key), (MISSING, 0), (NOTED, what `get` is to return) or
-    (CLOSED, NOT_BYTES or EMPTY_KEY, 0).
+    (CLOSED or NOT_BYTES, 0).
     """
     nothing = uintp(0)
     g = alive(txn_at)
     if len(g) == 0:
         return abi.CLOSED, nothing
     wanted_at, nbytes = argument(key)
-    if nbytes <= 0:
-        return abi.NOT_BYTES if nbytes < 0 else abi.EMPTY_KEY, nothing
-    wanted = as_bytes(wanted_at, nbytes)
+    if nbytes < 0:
+        return abi.NOT_BYTES, nothing
     handle = as_words(handle_at if handle_at else as_words(txn_at, abi.TXN_WORDS)[abi.MAIN], abi.HANDLE_WORDS)
-    if handle[abi.ROOT] < 0:
-        return abi.MISSING, nothing
-    status, o, i = find_in_leaf(g, handle, wanted)
+    status, o, i = find_in_leaf(g, handle, as_bytes(wanted_at, nbytes))
     if status == abi.MISSING:
         return abi.MISSING, nothing
     value = nothing
     if status == abi.OK:
         pool = pages_of(g)
         at = node_at(pool, o, i, g)
-        pgno = word(pool, o, g)
-        if u16(pool, at + 4, g[BIG]) & F_DUPDATA:
-            value = _first_dup(g, handle, pgno, i)
-        else:
-            value = value_at(g, at, pgno)
+        with_dups = u16(pool, at + 4, g[BIG]) & F_DUPDATA
+        value = item_in_leaf(g, handle, o, i, abi.VALUE, 0) if with_dups else node_value(g, at, word(pool, o, g), 0)
     return (abi.OK, value) if value != 0 else (abi.NOTED, failed(g))
 
 
-@inner
 def get(txn_at, handle_at, key):  # type: ignore[no-untyped-def]
     """The value (of the first duplicate) of a key. `handle_at` 0: the transaction's default database.
 
@@ -105,16 +105,6 @@ def get(txn_at, handle_at, key):  # type: ignore[no-untyped-def]
     if status == abi.MISSING:
         return capi.bool_new(0)
     return value if status in (abi.OK, abi.NOTED) else plain_error(status)
-
-
-@inner
-def _first_dup(g, handle, pgno, i):  # type: ignore[no-untyped-def]
-    """The first duplicate of item i of a leaf; 0: an error is noted or raised."""
-    c = np.empty(abi.CURSOR_WORDS, np.int64)
-    level = handle[abi.DEPTH] - 1
-    c[abi.C_PATH + level], c[abi.C_PATH + abi.LEVELS + level] = pgno, i
-    status = enter(g, handle, c, False)
-    return value_of(g, handle, c, c[0:0]) if status == abi.OK else uintp(0)
 
 
 def get_method(self, given_at, given, names):  # type: ignore[no-untyped-def]
@@ -147,30 +137,25 @@ def get_method(self, given_at, given, names):  # type: ignore[no-untyped-def]
     return capi.vectorcall(uintp(slots[1]), uintp(arguments.ctypes.data), uintp(given + 1), names)
 
 
-@inner
 def move(cursor_at, op):  # type: ignore[no-untyped-def]
     """A move without a key: True, False or an error."""
-    c = as_words(cursor_at, abi.CURSOR_WORDS)
-    g = alive(c[abi.C_TXN])
+    g, handle, c = opened(cursor_at)
     if len(g) == 0:
         return plain_error(abi.CLOSED)
-    status = go(g, as_words(c[abi.C_HANDLE], abi.HANDLE_WORDS), c, op)
+    status = go(g, handle, c, op)
     c[abi.C_VALID] = status == abi.OK
     return capi.bool_new(status == abi.OK) if status <= abi.MISSING else error(g)
 
 
-@inner
 def find(cursor_at, op, key, value):  # type: ignore[no-untyped-def]
     """A move to a key: True, False or an error."""
-    c = as_words(cursor_at, abi.CURSOR_WORDS)
-    g = alive(c[abi.C_TXN])
+    g, handle, c = opened(cursor_at)
     if len(g) == 0:
         return plain_error(abi.CLOSED)
     key_at, key_nbytes = argument(key)
     value_at, value_nbytes = argument(value)
     if key_nbytes < 0 or value_nbytes < 0:
         return plain_error(abi.NOT_BYTES)
-    handle = as_words(c[abi.C_HANDLE], abi.HANDLE_WORDS)
     if op == abi.SET_RANGE and key_nbytes == 0:
         status = go(g, handle, c, abi.FIRST)
     else:
@@ -179,60 +164,15 @@ def find(cursor_at, op, key, value):  # type: ignore[no-untyped-def]
     return capi.bool_new(status == abi.OK) if status <= abi.MISSING else error(g)
 
 
-@inner
 def look(cursor_at, what):  # type: ignore[no-untyped-def]
     """The key, value or item where the cursor stands, or an error. The cursor must be valid."""
-    c = as_words(cursor_at, abi.CURSOR_WORDS)
-    g = alive(c[abi.C_TXN])
+    g, handle, c = opened(cursor_at)
     if len(g) == 0:
         return plain_error(abi.CLOSED)
-    found = item_of(g, as_words(c[abi.C_HANDLE], abi.HANDLE_WORDS), c, what, c[0:0])
+    found = item_of(g, handle, c, what, 0)
     return found if found != 0 else failed(g)
 
 
-@inner
-def count_dups(cursor_at):  # type: ignore[no-untyped-def]
-    """Number of duplicates of the key where the cursor stands, or an error."""
-    c = as_words(cursor_at, abi.CURSOR_WORDS)
-    g = alive(c[abi.C_TXN])
-    if len(g) == 0:
-        return plain_error(abi.CLOSED)
-    handle = as_words(c[abi.C_HANDLE], abi.HANDLE_WORDS)
-    if not handle[abi.DUPSORT]:
-        return plain_error(abi.INCOMPATIBLE)
-    if not c[abi.C_SET]:
-        return plain_error(abi.UNPOSITIONED)
-    many = np.int64(1)
-    if c[abi.C_DUPS] == abi.DUP_TREE:
-        many = c[abi.C_DUP_ENTRIES]
-    elif c[abi.C_DUPS] == abi.SUB_PAGE:
-        o = sub_page(g, handle, c)
-        if o < 0:
-            return error(g)
-        many = np.int64(count(pages_of(g), o, g))
-    # As in LMDB, anyone who counts stands on the key again.
-    c[abi.C_END] = 0
-    return capi.int_new(intp(many))
-
-
-@inner
-def skip(cursor_at, op, steps):  # type: ignore[no-untyped-def]
-    """Repeat a move that is known to succeed: True, or False or an error if it does not."""
-    c = as_words(cursor_at, abi.CURSOR_WORDS)
-    g = alive(c[abi.C_TXN])
-    if len(g) == 0:
-        return plain_error(abi.CLOSED)
-    handle = as_words(c[abi.C_HANDLE], abi.HANDLE_WORDS)
-    status = abi.OK
-    for _ in range(steps):
-        status = go(g, handle, c, op)
-        if status != abi.OK:
-            break
-    c[abi.C_VALID] = status == abi.OK
-    return capi.bool_new(status == abi.OK) if status <= abi.MISSING else error(g)
-
-
-@inner
 def is_newest(store_at):  # type: ignore[no-untyped-def]
     """Has nobody committed since the snapshot S was taken? S + 1 writes the other meta page. False also if unsure."""
     g = as_words(store_at, abi.STORE_WORDS)
@@ -246,6 +186,10 @@ def is_newest(store_at):  # type: ignore[no-untyped-def]
 def find_in_leaf(g, handle, key):  # type: ignore[no-untyped-def]
     """(OK, where the leaf starts in the pool, item), (MISSING, 0, 0) or (an error, 0, 0)."""
     nowhere = np.int64(0)
+    if len(key) == 0:
+        return np.int64(fail(g, abi.EMPTY_KEY, 0, 0, 0, 0, 0)), nowhere, nowhere
+    if handle[abi.ROOT] < 0:
+        return np.int64(abi.MISSING), nowhere, nowhere
     o = leaf_for(g, handle, key)
     if o < 0:
         return g[abi.ERROR], nowhere, nowhere

@@ -97,7 +97,9 @@ class Environment:
             if subdir and os.path.isfile(path):
                 raise MissingError("Not a directory", path=path, hint="For a data file pass subdir=False")
             if not os.path.exists(file_path):
-                raise self._missing(file_path)
+                if not self._arguments["readonly"] and self._arguments["create"]:
+                    raise errors.readonly(f"{self._path}: there is no LMDB, and making one is writing")
+                raise MissingError("No such file or directory", path=file_path)
             if not os.path.isfile(file_path):
                 raise MissingError("not a regular file", path=file_path)
             file = DataFile(file_path, self._readahead, limits())
@@ -110,12 +112,6 @@ class Environment:
         use_service(store)
         self._file = file
         self._set(store)
-
-    def _missing(self, file_path: str) -> errors.Error | MissingError:
-        arguments = self._arguments
-        if not arguments["readonly"] and arguments["create"]:
-            return errors.readonly(f"{self._path}: there is no LMDB, and making one is writing")
-        return MissingError("No such file or directory", path=file_path)
 
     def _set(self, store: Store) -> Store:
         self._stores.add(store)
@@ -163,19 +159,22 @@ class Environment:
     def close(self) -> None:
         """End all transactions and cursors. Idempotent."""
         self._closed = True
-        for cursor in list(self._scans):
-            cursor._end_batch()
         if self._announced is not None:
             self._announced.end()
+        self._end_all()
+        self._file = None
+
+    def _end_all(self) -> None:
+        self._end_scans()
         for store in list(self._stores):
             store.close()
-        self._file = self._store = None
+        self._store = None
 
-    def _end_scans(self, txn: Transaction) -> None:
-        """Stop the iterators of a transaction."""
+    def _end_scans(self, txn: Transaction | None = None) -> None:
+        """Stop the iterators of a transaction, or of all."""
         if len(self._scans):
             for cursor in list(self._scans):
-                if cursor.txn is txn:
+                if txn is None or cursor.txn is txn:
                     cursor._end_batch()
 
     # -- what it is ----------------------------------------------------------------------------------------------------
@@ -242,11 +241,7 @@ class Environment:
             raise OverflowError("map_size must be >= 0")
         self._map_size = map_size
         self._arguments = {**self._arguments, "map_size": map_size}
-        for cursor in list(self._scans):
-            cursor._end_batch()
-        for store in list(self._stores):
-            store.close()
-        self._store = None
+        self._end_all()
         self._open()
 
     def sync(self, force: bool = False) -> None:

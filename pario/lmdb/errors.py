@@ -18,16 +18,8 @@ import builtins
 import errno
 from typing import Any
 
-from pario.errors import (
-    ClosedError,
-    EncryptedError,
-    MissingError,
-    OptionError,
-    ParioError,
-    ReadError,
-    SnapshotError,
-)
 from pario.errors import CorruptedError as PageError
+from pario.errors import EncryptedError, OptionError, ParioError, SnapshotError
 from pario.errors import InvalidError as FileInvalidError
 from pario.errors import VersionMismatchError as FormatError
 from pario.lmdb.real import real
@@ -75,15 +67,6 @@ class Error(getattr(real, "Error", Exception)):  # type: ignore[misc]
         where = ", ".join(f"{name} {getattr(self, name)!r}" for name in places if getattr(self, name) is not None)
         text = f"{self.what}" + (f": {self.reason}" if self.reason and self.code else "")
         return text + (f" [{where}]" if where else "") + (f". {self.hint}" if self.hint else "")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuild, (type(self), self.what, self.__dict__.copy()))
-
-
-def _rebuild(cls: type[Error], what: object, state: dict[str, Any]) -> Error:
-    error = cls(what)
-    error.__dict__.update(state)
-    return error
 
 
 def _define(name: str, code: int, reason: str, doc: str) -> type[Error]:
@@ -134,6 +117,17 @@ def readonly(what: str) -> Error:
     return ReadonlyError(what, hint=_WRITE_HINT)
 
 
+def refusing(what: str) -> Any:
+    """A method that would write, and raises ReadonlyError; `what` is py-lmdb's name."""
+
+    def refuse(self: Any, *_: object, **__: object) -> Any:
+        """Raises ReadonlyError."""
+        self._check()
+        raise readonly(what)
+
+    return refuse
+
+
 def translated(error: ParioError, what: str) -> Error:
     """An error of the rooms below as the class that py-lmdb's users expect, with its place."""
     kinds: list[tuple[type[ParioError], type[Error]]] = [
@@ -142,9 +136,6 @@ def translated(error: ParioError, what: str) -> Error:
         (FileInvalidError, InvalidError),
         (PageError, CorruptedError),
         (SnapshotError, BadTxnError),
-        (MissingError, Error),
-        (ReadError, Error),
-        (ClosedError, Error),
         (OptionError, InvalidParameterError),
     ]
     cls = next((ours for theirs, ours in kinds if isinstance(error, theirs)), Error)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -75,16 +76,14 @@ class _Installed:
         return (install, ())
 
 
+@cache
 def _tell_children() -> None:
     """Processes that multiprocessing spawns are sent it from now on."""
     from multiprocessing import spawn
 
     prepare = spawn.get_preparation_data
-    if getattr(prepare, "tells_of_pario", False):
-        return
 
     def get_preparation_data(name: str) -> dict[str, Any]:
         return {**prepare(name), "pario": _Installed()}
 
-    get_preparation_data.tells_of_pario = True  # type: ignore[attr-defined]
     spawn.get_preparation_data = get_preparation_data

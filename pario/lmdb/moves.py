@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 from numba import types
 
 from pario.format.layout import F_DUPDATA, F_SUBDATA, MDB_DUPFIXED, MDB_INTEGERKEY, NUM_METAS
@@ -10,7 +9,7 @@ from pario.kernels import nodes
 from pario.kernels.jit import inner
 from pario.lmdb import abi
 from pario.lmdb.capi import WILLNEED, as_words, fadvise, intc, pages_of, scratch_memory
-from pario.lmdb.pages import cached, data_at, fail, is_in_copy, page_at
+from pario.lmdb.pages import cached, copy_state, data_at, fail, moved, page_at
 
 #: Leaves that a scan asks for ahead.
 LEAVES_AHEAD = 64
@@ -115,7 +114,7 @@ def _ask_ahead(g, pool, o, pgno, i, step, ahead):  # type: ignore[no-untyped-def
                 j += step
                 asked += 1
             start, nbytes = min(first, last) * size, (abs(last - first) + 1) * size
-            if g[abi.GATE] == 0 and not is_in_copy(g, start, nbytes):
+            if g[abi.GATE] == 0 and copy_state(g, start, nbytes) == 0:
                 fadvise(intc(g[abi.FD]), types.int64(start), types.int64(nbytes), intc(WILLNEED))
         asked += 1
         j += step
@@ -125,7 +124,7 @@ def _ask_ahead(g, pool, o, pgno, i, step, ahead):  # type: ignore[no-untyped-def
 @inner
 def enter(g, handle, c, last):  # type: ignore[no-untyped-def]
     """The cursor has come to another item: go to its first or last duplicate."""
-    c[abi.C_DUPS] = abi.NO_DUPS
+    c[abi.C_DUPS] = 0
     pgno = c[abi.C_PATH + handle[abi.DEPTH] - 1]
     at = node_of(g, handle, c)
     if at < 0:
@@ -137,24 +136,25 @@ def enter(g, handle, c, last):  # type: ignore[no-untyped-def]
     if not handle[abi.DUPSORT]:
         return fail(g, abi.DAMAGED, pgno, pgno * g[nodes.PAGE_SIZE], 0, 0, 0)
     data = data_at(pool, at, g)
+    tree = dup_tree(c)
+    tree[abi.WAY], tree[abi.INTEGER] = handle[abi.DUP_WAY], handle[abi.DUP_INTEGER]
     if not flags & F_SUBDATA:
-        c[abi.C_DUPS], c[abi.C_SUB_I] = abi.SUB_PAGE, nodes.count(pool, data, g) - 1 if last else 0
+        c[abi.C_DUPS], c[abi.C_DUP_ENTRIES] = 1, nodes.count(pool, data, g)
+        tree[abi.ROOT], tree[abi.DEPTH], tree[abi.RULES] = -1 - pgno, 1, handle[abi.RULES]
+        tree[abi.SUB_OF] = c[abi.C_PATH + abi.LEVELS + handle[abi.DEPTH] - 1]
+        c[abi.C_DUP_PATH], c[abi.C_DUP_PATH + abi.LEVELS] = tree[abi.ROOT], c[abi.C_DUP_ENTRIES] - 1 if last else 0
         return abi.OK
     wide = g[nodes.WORD]
     tree_flags = nodes.u16(pool, data + 4, g[nodes.BIG])
     depth = nodes.u16(pool, data + 6, g[nodes.BIG])
     entries, root = nodes.word(pool, data + 8 + 3 * wide, g), nodes.word(pool, data + 8 + 4 * wide, g)
     sound = tree_flags == 0 or tree_flags == MDB_DUPFIXED or tree_flags == MDB_DUPFIXED | MDB_INTEGERKEY
-    if not sound or not 1 <= depth <= abi.LEVELS or entries < 1 or root < NUM_METAS or root > g[nodes.LAST_PGNO]:
-        return fail(g, abi.DAMAGED, pgno, pgno * g[nodes.PAGE_SIZE], 0, 0, 0)
+    sound = sound and 1 <= depth <= abi.LEVELS and entries >= 1 and NUM_METAS <= root <= g[nodes.LAST_PGNO]
     pad = nodes.u32(pool, data, g[nodes.BIG]) if tree_flags & MDB_DUPFIXED else 0
-    if tree_flags & MDB_DUPFIXED and pad == 0:
+    if not sound or (tree_flags & MDB_DUPFIXED and pad == 0):
         return fail(g, abi.DAMAGED, pgno, pgno * g[nodes.PAGE_SIZE], 0, 0, 0)
-    c[abi.C_DUPS], c[abi.C_DUP_ENTRIES] = abi.DUP_TREE, entries
-    tree = dup_tree(c)
-    tree[abi.ROOT], tree[abi.DEPTH], tree[abi.PAD] = root, depth, pad
-    tree[abi.RULES], tree[abi.WAY] = handle[abi.DUP_RULES], handle[abi.DUP_WAY]
-    tree[abi.INTEGER] = handle[abi.DUP_INTEGER]
+    c[abi.C_DUPS], c[abi.C_DUP_ENTRIES] = 1, entries
+    tree[abi.ROOT], tree[abi.DEPTH], tree[abi.PAD], tree[abi.RULES] = root, depth, pad, handle[abi.DUP_RULES]
     return _down(g, tree, dup_path(c), root, 0, last)
 
 
@@ -164,32 +164,8 @@ def dup_tree(c):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _path(c):  # type: ignore[no-untyped-def]
-    return c[abi.C_PATH : abi.C_PATH + abi.PATH_WORDS]
-
-
-@inner
 def dup_path(c):  # type: ignore[no-untyped-def]
     return c[abi.C_DUP_PATH : abi.C_DUP_PATH + abi.PATH_WORDS]
-
-
-@inner
-def sub_page(g, handle, c):  # type: ignore[no-untyped-def]
-    """Where the sub-page starts in the pool; -1: an error is noted."""
-    at = node_of(g, handle, c)
-    if at < 0:
-        return at
-    pool = pages_of(g)
-    if nodes.u16(pool, at + 4, g[nodes.BIG]) != F_DUPDATA:
-        moved(g)
-        return np.int64(-1)
-    return data_at(pool, at, g)
-
-
-@inner
-def moved(g):  # type: ignore[no-untyped-def]
-    """The cursor's numbers contradict its page: two threads move it at once."""
-    return fail(g, abi.UNPOSITIONED, 0, 0, 0, 0, 0)
 
 
 @inner
@@ -202,8 +178,7 @@ def node_of(g, handle, c):  # type: ignore[no-untyped-def]
     pool = pages_of(g)
     i = c[abi.C_PATH + abi.LEVELS + level]
     if not 0 <= i < nodes.count(pool, o, g):
-        moved(g)
-        return np.int64(-1)
+        return moved(g)
     return nodes.node_at(pool, o, i, g)
 
 
@@ -222,38 +197,10 @@ def _step_in(g, tree, path, step, ahead):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _step_dup(g, handle, c, step):  # type: ignore[no-untyped-def]
-    """To the next or previous duplicate; MISSING, and nothing changed, if there is none."""
-    if c[abi.C_DUPS] == abi.SUB_PAGE:
-        o = sub_page(g, handle, c)
-        if o < 0:
-            return g[abi.ERROR]
-        i = c[abi.C_SUB_I] + step
-        if not 0 <= i < nodes.count(pages_of(g), o, g):
-            return abi.MISSING
-        c[abi.C_SUB_I] = i
-        return abi.OK
-    return _step_in(g, dup_tree(c), dup_path(c), step, c[0:0])
-
-
-@inner
-def _end_dup(g, handle, c, last):  # type: ignore[no-untyped-def]
-    """To the first or last duplicate of the key where the cursor stands."""
-    if c[abi.C_DUPS] == abi.SUB_PAGE:
-        o = sub_page(g, handle, c)
-        if o < 0:
-            return g[abi.ERROR]
-        c[abi.C_SUB_I] = nodes.count(pages_of(g), o, g) - 1 if last else 0
-        return abi.OK
-    tree = dup_tree(c)
-    return _down(g, tree, dup_path(c), tree[abi.ROOT], 0, last)
-
-
-@inner
 def _find_dup(g, handle, c, value, exact):  # type: ignore[no-untyped-def]
     """To the duplicate `value`, or (not exact) to the first that is >= it."""
     way, integer = handle[abi.DUP_WAY], handle[abi.DUP_INTEGER]
-    if c[abi.C_DUPS] == abi.NO_DUPS:
+    if not c[abi.C_DUPS]:
         at = node_of(g, handle, c)
         if at < 0:
             return g[abi.ERROR]
@@ -269,27 +216,8 @@ def _find_dup(g, handle, c, value, exact):  # type: ignore[no-untyped-def]
         return abi.OK if order == 0 or (order > 0 and not exact) else abi.MISSING
     if len(value) == 0:
         return fail(g, abi.EMPTY_KEY, 0, 0, 0, 0, 0)
-    if c[abi.C_DUPS] == abi.SUB_PAGE:
-        o = sub_page(g, handle, c)
-        if o < 0:
-            return g[abi.ERROR]
-        pool = pages_of(g)
-        if integer and nodes.key_span(pool, o, 0, g)[1] != len(value):
-            return abi.MISSING
-        i, equal = nodes.search_leaf(pool, o, value, way, g)
-        if i == nodes.count(pool, o, g) or (exact and not equal):
-            return abi.MISSING
-        c[abi.C_SUB_I] = i
-        return abi.OK
     status, equal = _down_to(g, dup_tree(c), dup_path(c), value)
     return abi.MISSING if status == abi.OK and exact and not equal else status
-
-
-@inner
-def _step(g, handle, c, step):  # type: ignore[no-untyped-def]
-    """To the next or previous key; its first or last duplicate. MISSING, and nothing changed, if there is none."""
-    status = _step_in(g, handle, _path(c), step, c[abi.C_SCAN : abi.C_SCAN + 3])
-    return enter(g, handle, c, step < 0) if status == abi.OK else status
 
 
 @inner
@@ -301,7 +229,9 @@ def go(g, handle, c, op):  # type: ignore[no-untyped-def]
         if not handle[abi.DUPSORT]:
             return fail(g, abi.INCOMPATIBLE, 0, 0, 0, 0, 0)
         c[abi.C_END] = 0
-        return abi.OK if c[abi.C_DUPS] == abi.NO_DUPS else _end_dup(g, handle, c, op == abi.LAST_DUP)
+        if not c[abi.C_DUPS]:
+            return abi.OK
+        return _down(g, dup_tree(c), dup_path(c), dup_tree(c)[abi.ROOT], 0, op == abi.LAST_DUP)
     step = 1 if op in (abi.NEXT, abi.NEXT_DUP, abi.NEXT_NODUP, abi.FIRST) else -1
     if op in (abi.FIRST, abi.LAST) or not c[abi.C_SET]:
         c[abi.C_SET] = c[abi.C_END] = 0
@@ -309,7 +239,7 @@ def go(g, handle, c, op):  # type: ignore[no-untyped-def]
             return abi.MISSING
         if c[abi.C_SCAN] and handle[abi.DEPTH] > 1:
             c[abi.C_AHEAD_PAGE] = 0
-        status = _down(g, handle, _path(c), handle[abi.ROOT], 0, step < 0)
+        status = _down(g, handle, c[abi.C_PATH : abi.C_DUP_PATH], handle[abi.ROOT], 0, step < 0)
         if status == abi.OK:
             status = enter(g, handle, c, step < 0)
         c[abi.C_SET] = status == abi.OK
@@ -318,8 +248,8 @@ def go(g, handle, c, op):  # type: ignore[no-untyped-def]
         return abi.MISSING
     if handle[abi.DUPSORT] and op != abi.NEXT_NODUP and op != abi.PREV_NODUP:
         only_dup = op in (abi.NEXT_DUP, abi.PREV_DUP)
-        if c[abi.C_DUPS] != abi.NO_DUPS:
-            status = _step_dup(g, handle, c, step)
+        if c[abi.C_DUPS]:
+            status = _step_in(g, dup_tree(c), dup_path(c), step, c[0:0])
             if status == abi.OK:
                 c[abi.C_END] = 0
             if only_dup or status != abi.MISSING:
@@ -328,7 +258,9 @@ def go(g, handle, c, op):  # type: ignore[no-untyped-def]
             return abi.MISSING
     if step < 0:
         c[abi.C_END] = 0
-    status = _step(g, handle, c, step)
+    status = _step_in(g, handle, c[abi.C_PATH : abi.C_DUP_PATH], step, c[abi.C_SCAN : abi.C_SCAN + 3])
+    if status == abi.OK:
+        return enter(g, handle, c, step < 0)
     if status == abi.MISSING and step > 0:
         c[abi.C_END] = 1
     return status
@@ -346,7 +278,7 @@ def seek(g, handle, c, op, key, value):  # type: ignore[no-untyped-def]
     c[abi.C_AHEAD_PAGE] = 0
     if handle[abi.ROOT] < 0:
         return abi.MISSING
-    status, equal = _down_to(g, handle, _path(c), key)
+    status, equal = _down_to(g, handle, c[abi.C_PATH : abi.C_DUP_PATH], key)
     if status == abi.OK and not equal and op != abi.SET_RANGE:
         status = abi.MISSING
     if status == abi.OK:

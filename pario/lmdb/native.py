@@ -11,77 +11,30 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import cache, wraps
-from typing import Any, NamedTuple
+from typing import Any
 
 from numba import types
 
 from pario.kernels.jit import c_function, entry, is_cached, tell_cache_problem
 from pario.lmdb.batches import after_values, collect, fill, find_many
 from pario.lmdb.capi import intp, uintp
-from pario.lmdb.engine import count_dups, find, get, get_method, is_newest, look, move, skip
-from pario.lmdb.objects import any_object, give, method, take
+from pario.lmdb.engine import find, get, get_method, is_newest, look, move
+from pario.lmdb.objects import any_object, method
 
-
-def _get(txn_at, handle_at, key):  # type: ignore[no-untyped-def]
-    return give(get(txn_at, handle_at, take(key)))
-
-
-def _move(cursor_at, op):  # type: ignore[no-untyped-def]
-    return give(move(cursor_at, op))
-
-
-def _find(cursor_at, op, key, value):  # type: ignore[no-untyped-def]
-    return give(find(cursor_at, op, take(key), take(value)))
-
-
-def _look(cursor_at, what):  # type: ignore[no-untyped-def]
-    return give(look(cursor_at, what))
-
-
-def _count(cursor_at):  # type: ignore[no-untyped-def]
-    return give(count_dups(cursor_at))
-
-
-def _collect(cursor_at, op, started, most, most_bytes, what):  # type: ignore[no-untyped-def]
-    return give(collect(cursor_at, op, started, most, most_bytes, what))
-
-
-def _skip(cursor_at, op, steps):  # type: ignore[no-untyped-def]
-    return give(skip(cursor_at, op, steps))
-
-
-def _is_newest(store_at):  # type: ignore[no-untyped-def]
-    return give(is_newest(store_at))
-
-
-def _find_many(cursor_at, keys, what, jobs_at):  # type: ignore[no-untyped-def]
-    return give(find_many(cursor_at, take(keys), what, jobs_at))
-
-
-def _after_values(store_at, jobs_at, status, failure_at):  # type: ignore[no-untyped-def]
-    return give(after_values(store_at, jobs_at, status, failure_at))
-
-
-class _Function(NamedTuple):
-    call: Callable[..., Any]
-    signature: Any
-
-
-_FUNCTIONS = {
-    "get": _Function(_get, any_object(intp, intp, any_object)),
-    "move": _Function(_move, any_object(intp, intp)),
-    "find": _Function(_find, any_object(intp, intp, any_object, any_object)),
-    "look": _Function(_look, any_object(intp, intp)),
-    "count": _Function(_count, any_object(intp)),
-    "collect": _Function(_collect, any_object(intp, intp, intp, intp, intp, intp)),
-    "skip": _Function(_skip, any_object(intp, intp, intp)),
-    "is_newest": _Function(_is_newest, any_object(intp)),
-    "find_many": _Function(_find_many, any_object(intp, any_object, intp, intp)),
-    "after_values": _Function(_after_values, any_object(intp, intp, intp, intp)),
+#: name -> function and signature
+_FUNCTIONS: dict[str, tuple[Callable[..., Any], Any]] = {
+    "get": (get, any_object(intp, intp, any_object)),
+    "move": (move, any_object(intp, intp)),
+    "find": (find, any_object(intp, intp, any_object, any_object)),
+    "look": (look, any_object(intp, intp)),
+    "collect": (collect, any_object(intp, intp, intp, intp, intp, intp)),
+    "is_newest": (is_newest, any_object(intp)),
+    "find_many": (find_many, any_object(intp, any_object, intp, intp)),
+    "after_values": (after_values, any_object(intp, intp, intp, intp)),
 }
 _METHOD = uintp(uintp, uintp, intp, uintp)
 #: `batches.fill`, which other threads call without the interpreter's lock.
-_FILL = _Function(fill, (intp, types.int64[:, ::1], types.int64[::1]))
+_FILL = intp, types.int64[:, ::1], types.int64[::1]
 
 #: A build of Python without the interpreter's lock: one call at a time.
 _one_at_a_time = threading.Lock() if not getattr(sys, "_is_gil_enabled", lambda: True)() else None
@@ -91,7 +44,7 @@ _one_at_a_time = threading.Lock() if not getattr(sys, "_is_gil_enabled", lambda:
 def native(name: str) -> Callable[..., Any]:
     """One of the functions above, compiled or loaded from the node's disk when it is first requested."""
     tell_cache_problem()
-    call = entry(_FUNCTIONS[name].call, _FUNCTIONS[name].signature)
+    call = entry(*_FUNCTIONS[name])
     if _one_at_a_time is None:
         return call
     lock = _one_at_a_time
@@ -111,12 +64,13 @@ def compiled_get(kind: type, doc: str) -> Any:
     return method(kind, "get", doc, c_function(get_method, _METHOD))
 
 
-def later(name: str, names: dict[str, Any], as_name: str) -> Callable[..., Any]:
-    """A stand-in for a compiled function in `names`, the globals of a module: its first call puts that in its place."""
+def later(name: str, names: dict[str, Any]) -> Callable[..., Any]:
+    """A stand-in for a compiled function, _NAME in `names`, the globals of a module: its first call puts that in its
+    place."""
 
     def first(*arguments: Any) -> Any:
         compile_now()
-        names[as_name] = compiled = fill if name == "fill" else native(name)
+        names["_" + name] = compiled = fill if name == "fill" else native(name)
         return compiled(*arguments)
 
     return first
@@ -125,9 +79,9 @@ def later(name: str, names: dict[str, Any], as_name: str) -> Callable[..., Any]:
 @cache
 def compile_now() -> None:
     """Compile all functions, unless the node's disk has them."""
-    if not is_cached(fill.py_func, _FILL.signature):  # the last one of them
+    if not is_cached(fill.py_func, _FILL):  # the last one of them
         logging.getLogger("pario").warning("pario.lmdb's kernels are compiled, once on this machine: some 20 s")
         for name in _FUNCTIONS:
             native(name)
         c_function(get_method, _METHOD)
-        fill.compile(_FILL.signature)
+        fill.compile(_FILL)

@@ -7,16 +7,22 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.extending import NativeValue, box, intrinsic, models, register_model, unbox
+from numba.core.typeconv import Conversion
+from numba.extending import NativeValue, box, lower_cast, models, register_model, unbox
 
 from pario.lmdb.abi import OBJECT_BYTES
 
 
 class ObjectType(types.Opaque):  # type: ignore[misc]
-    """Any Python object, as it is: PyObject *."""
+    """Any Python object, as it is: PyObject *. Inside of compiled functions it is its address."""
 
     def __init__(self) -> None:
         super().__init__(name="pario.PyObject")
+
+    def can_convert_to(self, typing_context: Any, other: Any) -> Any:
+        return Conversion.safe if other == types.uintp else None
+
+    can_convert_from = can_convert_to
 
 
 any_object = ObjectType()
@@ -34,22 +40,14 @@ def _box_object(kind, thing, context):  # type: ignore[no-untyped-def]
     return thing
 
 
-def _address_of(typing_context, thing):  # type: ignore[no-untyped-def]
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        return builder.ptrtoint(arguments[0], ir.IntType(64))
-
-    return types.uintp(thing), generate
+@lower_cast(ObjectType, types.Integer)
+def _address_of(context, builder, kind, wanted, thing):  # type: ignore[no-untyped-def]
+    return builder.ptrtoint(thing, ir.IntType(64))
 
 
-def _object_at(typing_context, address):  # type: ignore[no-untyped-def]
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
-
-    return any_object(types.uintp), generate
-
-
-take: Any = intrinsic(_address_of)
-give: Any = intrinsic(_object_at)
+@lower_cast(types.Integer, ObjectType)
+def _object_at(context, builder, kind, wanted, address):  # type: ignore[no-untyped-def]
+    return builder.inttoptr(address, ir.IntType(8).as_pointer())
 
 
 class _Method(ctypes.Structure):

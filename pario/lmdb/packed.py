@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from pario.errors import ParioError
-from pario.format.layout import F_SUBDATA, MDB_DUPSORT, MDB_INTEGERKEY, MDB_REVERSEKEY
+from pario.format.layout import F_SUBDATA, MDB_DUPSORT
 from pario.lmdb import abi, errors
 from pario.lmdb.cursor import Cursor
 from pario.lmdb.native import later
 
-_move: Any = later("move", globals(), "_move")
-_look: Any = later("look", globals(), "_look")
+_move: Any = later("move", globals())
+_look: Any = later("look", globals())
 
 #: What the reserved key holds, in one order of its bytes or the other (codec/packing.py, which is not imported for
 #: databases whose last key has neither).
@@ -124,15 +124,18 @@ class PackedCursor(Cursor):
             return False
         if not self._is_hidden():
             return True
+        return self._step_before(op in _BACK)
+
+    def _step_before(self, stay: bool) -> bool:
+        """From the reserved entry to the item before it, if there is one. Unless it is to `stay` there it stands as at
+        the end of a database, or in an empty one. Returns whether it stands on an item."""
         before = _move(self._at, abi.PREV)
         if before.__class__ is bytearray:
             raise self._error(before, "move")
-        words = self._words
-        if before is True and op in _BACK:
+        if before and stay:
             return True
-        # As at the end of a database, or in an empty one.
-        words[abi.C_VALID] = 0
-        words[abi.C_END if before is True else abi.C_SET] = before
+        self._words[abi.C_VALID] = 0
+        self._words[abi.C_END if before else abi.C_SET] = before
         return False
 
     def _seek(self, op: int, key: Any, value: Any) -> bool:
@@ -159,34 +162,15 @@ class PackedCursor(Cursor):
     def _look(self, what: int) -> Any:
         if what == abi.VALUE and self._packed.names:
             return self._look(abi.ITEM)[1]
-        if self._given is not None:
-            self._settle()
-        if what == abi.KEY or not self._words[abi.C_VALID]:
-            return super()._look(what)
-        found = _look(self._at, what)
-        if found.__class__ is bytearray:
-            raise self._error(found, "read")
-        return self._wrapped([found], what)[0]
+        return super()._look(what)
 
     def _fetch(self, op: int, started: int, most: int, aim: int, what: int) -> list[Any]:
         if what == abi.VALUE and self._packed.names:  # the key says whether a value is packed
             return [value for _, value in self._fetch(op, started, most, aim, abi.ITEM)]
         batch = super()._fetch(op, started, most, aim, what)
         if self._words[abi.C_VALID] and self._is_hidden():
-            # `_wrapped` has left the entry out of the batch: stand on what comes before it.
-            before = _move(self._at, abi.PREV)
-            if before.__class__ is bytearray:
-                raise self._error(before, "move")
-            if not batch:
-                self._words[abi.C_VALID] = 0
-                self._words[abi.C_END if before is True else abi.C_SET] = before
+            self._step_before(bool(batch))  # `_wrapped` has left the entry out of the batch
         return batch
-
-    def _get_many(self, keys: list[Any], what: int) -> list[Any]:
-        found = super()._get_many(keys, what)
-        if self._words[abi.C_VALID] and self._is_hidden():
-            self._stand_nowhere()
-        return found
 
     def _wrapped(self, found: list[Any], what: int) -> list[Any]:
         packed = self._packed
@@ -231,11 +215,11 @@ def find_packed(store: Any, handle: Any) -> PackedValues | None:
         return _Unknown(e)
     if _NAME not in key and _NAME[::-1] not in key and key.strip(b"\xff"):
         return None
-    from pario.codec.packing import MAGIC, Packing, is_reserved_key
+    from pario.codec.packing import MAGIC, Packing
+    from pario.locate.hidden import looks_reserved
 
     start = MAGIC[:-1]  # the last byte is a version, which `Packing` looks at
-    reverse = bool(flags & MDB_REVERSEKEY)  # overrides INTEGERKEY
-    if not is_reserved_key(key, integer=bool(flags & MDB_INTEGERKEY) and not reverse, reverse=reverse):
+    if not looks_reserved(key, flags):
         return None
     entry = done(_look(cursor, abi.VALUE))
     if not entry.startswith(start):

@@ -7,11 +7,11 @@ from errno import EINTR, EINVAL, ENOSYS, EOPNOTSUPP
 import numpy as np
 from numba import carray, types
 
-from pario.format.layout import NUM_METAS, P_BRANCH, P_LEAF, P_LEAF2
+from pario.format.layout import F_DUPDATA, NUM_METAS, P_BRANCH, P_LEAF, P_LEAF2
+from pario.kernels import nodes
 from pario.kernels.calls import as_bytes
 from pario.kernels.fence import full_fence
 from pario.kernels.jit import inner
-from pario.kernels.nodes import BIG, FILE_BYTES, HEADER, LAST_PGNO, PAGE_SIZE, SOUND, VERSION, check_page, u16
 from pario.kernels.pack import copy_bytes
 from pario.lmdb import abi, capi
 from pario.lmdb.capi import as_words, intc, intp, pages_of, uintp
@@ -63,28 +63,23 @@ def try_now(g, vectors, m, nbytes, offset):  # type: ignore[no-untyped-def]
 
 
 @inner
-def pass_gate(g, nbytes, operations):  # type: ignore[no-untyped-def]
-    """Returns when this may be asked of the store, with or without the interpreter's lock. False: a signal's handler
-    has raised."""
+def pass_gate(g, nbytes):  # type: ignore[no-untyped-def]
+    """Returns when a read of this may be asked of the store, with or without the interpreter's lock. False: a signal's
+    handler has raised."""
     if g[abi.GATE] == 0:
         return True
     lock = capi.take_lock()
-    arguments = as_words(capi.scratch_memory(), 2)
-    size, count = capi.int_new(intp(nbytes)), capi.int_new(intp(operations))
-    may = True
-    if size != 0 and count != 0:
-        arguments[0], arguments[1] = intp(size), intp(count)
-        done = capi.vectorcall(uintp(g[abi.GATE]), uintp(arguments.ctypes.data), uintp(2), uintp(0))
-        if done != 0:
-            may = capi.is_true(done) != 0
-            capi.decref(done)
-        else:  # no memory, say, for the call: then it is not counted
-            capi.clear()
-    for each in (size, count):
-        if each != 0:
-            capi.decref(each)
-        else:
-            capi.clear()
+    arguments = as_words(capi.scratch_memory(), 1)
+    size, done, may = capi.int_new(intp(nbytes)), uintp(0), True
+    if size != 0:
+        arguments[0] = intp(size)
+        done = capi.vectorcall(uintp(g[abi.GATE]), uintp(arguments.ctypes.data), uintp(1), uintp(0))
+        capi.decref(size)
+    if done != 0:
+        may = capi.is_true(done) != 0
+        capi.decref(done)
+    else:  # no memory, say, for the call: then it is not counted
+        capi.clear()
     capi.give_lock(lock)
     return may
 
@@ -123,7 +118,7 @@ def read(g, vectors, m, nbytes, offset):  # type: ignore[no-untyped-def]
     thread = capi.save_thread()
     # What memory holds does not count.
     done = g[abi.GATE] != 0 and nbytes > SHORT_READ and g[abi.NOWAIT] != 0 and try_now(g, vectors, m, nbytes, offset)
-    may = done or pass_gate(g, nbytes, 1)
+    may = done or pass_gate(g, nbytes)
     if may and not done:
         done = read_waiting(g, vectors, m, nbytes, offset, failure)
     capi.restore_thread(thread)
@@ -135,8 +130,11 @@ def read(g, vectors, m, nbytes, offset):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _copy_state(g, first, last):  # type: ignore[no-untyped-def]
-    """A number that stays the same as long as the node's copy holds these chunks; 0: it does not hold all of them."""
+def copy_state(g, offset, nbytes):  # type: ignore[no-untyped-def]
+    """A number that stays the same as long as the node's copy holds these bytes; 0: it does not hold all of them."""
+    if g[abi.COPY_STATES] == 0 or offset < 0 or offset + nbytes > g[nodes.FILE_BYTES]:
+        return np.int64(0)
+    first, last = offset >> g[abi.CHUNK_BITS], (offset + nbytes - 1) >> g[abi.CHUNK_BITS]
     states = as_words(g[abi.COPY_STATES], last + 1)
     full_fence()
     total = np.int64(0)
@@ -149,31 +147,20 @@ def _copy_state(g, first, last):  # type: ignore[no-untyped-def]
 
 
 @inner
-def is_in_copy(g, offset, nbytes):  # type: ignore[no-untyped-def]
-    """Whether the node's copy holds these bytes now."""
-    if g[abi.COPY_STATES] == 0 or offset < 0 or offset + nbytes > g[FILE_BYTES]:
-        return False
-    return _copy_state(g, offset >> g[abi.CHUNK_BITS], (offset + nbytes - 1) >> g[abi.CHUNK_BITS]) != 0
-
-
-@inner
 def from_copy(g, vectors, m, nbytes, offset):  # type: ignore[no-untyped-def]
     """Read from the node's copy, which was compared with our snapshot when it was made. False: it does not hold all."""
-    if g[abi.COPY_STATES] == 0 or offset < 0 or offset + nbytes > g[FILE_BYTES]:
-        return False
-    first, last = offset >> g[abi.CHUNK_BITS], (offset + nbytes - 1) >> g[abi.CHUNK_BITS]
-    state = _copy_state(g, first, last)
+    state = copy_state(g, offset, nbytes)
     if state == 0:
         return False
     got = capi.preadv(intc(g[abi.COPY_FD]), uintp(vectors), intc(m), types.int64(offset))
-    return got == nbytes and _copy_state(g, first, last) == state
+    return got == nbytes and copy_state(g, offset, nbytes) == state
 
 
 @inner
 def read_failed(g, failure, nbytes):  # type: ignore[no-untyped-def]
     if failure[2]:
-        return fail(g, abi.FAILED, failure[0] // g[PAGE_SIZE], failure[0], nbytes, failure[2], 0)
-    return fail(g, abi.SHORT, failure[0] // g[PAGE_SIZE], failure[0], nbytes, failure[1], 0)
+        return fail(g, abi.FAILED, failure[0] // g[nodes.PAGE_SIZE], failure[0], nbytes, failure[2], 0)
+    return fail(g, abi.SHORT, failure[0] // g[nodes.PAGE_SIZE], failure[0], nbytes, failure[1], 0)
 
 
 @inner
@@ -276,7 +263,7 @@ def _keep(g, pgno, page):  # type: ignore[no-untyped-def]
         i = (i + 1) & mask
     table[i] = slot + 1
     page_of[slot] = pgno
-    copy_bytes(pages_of(g), slot * g[PAGE_SIZE], page, 0, g[PAGE_SIZE])
+    copy_bytes(pages_of(g), slot * g[nodes.PAGE_SIZE], page, 0, g[nodes.PAGE_SIZE])
     return slot
 
 
@@ -289,12 +276,12 @@ def _page(g, pgno, rules):  # type: ignore[no-untyped-def]
     """
     slot = cached(g, pgno)
     if slot < 0:
-        size = g[PAGE_SIZE]
-        if pgno < NUM_METAS or pgno > g[LAST_PGNO]:
+        size = g[nodes.PAGE_SIZE]
+        if pgno < NUM_METAS or pgno > g[nodes.LAST_PGNO]:
             fail(g, abi.DAMAGED, pgno, pgno * size, 0, 0, 0)
             return np.int64(-1)
-        if (pgno + 1) * size > g[FILE_BYTES]:
-            fail(g, abi.SHORT, pgno, pgno * size, size, max(g[FILE_BYTES] - pgno * size, 0), 0)
+        if (pgno + 1) * size > g[nodes.FILE_BYTES]:
+            fail(g, abi.SHORT, pgno, pgno * size, size, max(g[nodes.FILE_BYTES] - pgno * size, 0), 0)
             return np.int64(-1)
         page = np.empty(size, np.uint8)
         scratch = capi.scratch_memory()
@@ -302,40 +289,62 @@ def _page(g, pgno, rules):  # type: ignore[no-untyped-def]
         vectors[0], vectors[1] = page.ctypes.data, size
         if read_of_snapshot(g, scratch, 1, size, pgno * size) != abi.OK:
             return np.int64(-1)
-        found = check_page(page, 0, pgno, rules, g)
-        if found != SOUND:
+        found = nodes.check_page(page, 0, pgno, rules, g)
+        if found != nodes.SOUND:
             fail(g, abi.DAMAGED, pgno, pgno * size, found, 0, 0)
             return np.int64(-1)
         slot = _keep(g, pgno, page)
-    o = slot * g[PAGE_SIZE]
-    branch = pages_of(g)[o + g[HEADER] - (5 if g[BIG] else 6)] & P_BRANCH
+    o = slot * g[nodes.PAGE_SIZE]
+    branch = pages_of(g)[o + g[nodes.HEADER] - (5 if g[nodes.BIG] else 6)] & P_BRANCH
     as_bytes(g[abi.LIVES], g[abi.SLOTS])[slot] = LIVES_BRANCH if branch else LIVES_LEAF
-    return o
-
-
-@inner
-def page_at(g, pgno, level, tree):  # type: ignore[no-untyped-def]
-    """Like `_page`, and it is of the kind that belongs at this level (0 = root) of a tree (abi.TREE_WORDS)."""
-    depth, pad = tree[abi.DEPTH], tree[abi.PAD]
-    o = _page(g, pgno, tree[abi.RULES])
-    if o < 0:
-        return o
-    pool = pages_of(g)
-    flags = u16(pool, o + g[HEADER] - 6, g[BIG])
-    if level < depth - 1:
-        fits = flags == P_BRANCH
-    elif pad:
-        fits = flags == P_LEAF | P_LEAF2 and u16(pool, o + g[HEADER] - 8, g[BIG]) == pad
-    else:
-        fits = flags == P_LEAF
-    if not fits:
-        fail(g, abi.MISPLACED, pgno, pgno * g[PAGE_SIZE], level, depth, pad)
-        return np.int64(-1)
     return o
 
 
 @inner
 def data_at(pool, at, g):  # type: ignore[no-untyped-def]
     """Where the data of the leaf node at `at` starts in the pool."""
-    k = u16(pool, at + 6, g[BIG])
-    return at + 8 + k + (k & 1 if g[VERSION] == 3 else 0)
+    k = nodes.u16(pool, at + 6, g[nodes.BIG])
+    return at + 8 + k + (k & 1 if g[nodes.VERSION] == 3 else 0)
+
+
+@inner
+def moved(g):  # type: ignore[no-untyped-def]
+    """The cursor's numbers contradict its page: two threads move it at once."""
+    fail(g, abi.UNPOSITIONED, 0, 0, 0, 0, 0)
+    return np.int64(-1)
+
+
+@inner
+def _sub_page(g, pgno, tree):  # type: ignore[no-untyped-def]
+    """Where the sub-page of an item of this leaf page starts in the pool; -1: an error is noted."""
+    o = _page(g, pgno, tree[abi.RULES])
+    if o < 0:
+        return o
+    pool = pages_of(g)
+    if tree[abi.SUB_OF] >= nodes.count(pool, o, g):
+        return moved(g)
+    at = nodes.node_at(pool, o, tree[abi.SUB_OF], g)
+    return np.int64(data_at(pool, at, g)) if nodes.u16(pool, at + 4, g[nodes.BIG]) == F_DUPDATA else moved(g)
+
+
+@inner
+def page_at(g, pgno, level, tree):  # type: ignore[no-untyped-def]
+    """Like `_page`, and it is of the kind that belongs at this level (0 = root) of a tree (abi.TREE_WORDS)."""
+    if pgno < 0:
+        return _sub_page(g, -1 - pgno, tree)
+    depth, pad = tree[abi.DEPTH], tree[abi.PAD]
+    o = _page(g, pgno, tree[abi.RULES])
+    if o < 0:
+        return o
+    pool = pages_of(g)
+    flags = nodes.u16(pool, o + g[nodes.HEADER] - 6, g[nodes.BIG])
+    if level < depth - 1:
+        fits = flags == P_BRANCH
+    elif pad:
+        fits = flags == P_LEAF | P_LEAF2 and nodes.u16(pool, o + g[nodes.HEADER] - 8, g[nodes.BIG]) == pad
+    else:
+        fits = flags == P_LEAF
+    if not fits:
+        fail(g, abi.MISPLACED, pgno, pgno * g[nodes.PAGE_SIZE], level, depth, pad)
+        return np.int64(-1)
+    return o

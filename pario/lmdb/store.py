@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import struct
 import sys
@@ -10,6 +9,7 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -63,16 +63,16 @@ _READERS, _READERS_WAITING = min(len(os.sched_getaffinity(0)), 4), 8
 #: A thread's share of such a call is at least this: below, the hand-over (some 20 us) shows.
 _SHARE_BYTES = 256 << 10
 
-_fill: Any = later("fill", globals(), "_fill")
-_after_values: Any = later("after_values", globals(), "_after_values")
-_is_newest: Any = later("is_newest", globals(), "_is_newest")
+_fill: Any = later("fill", globals())
+_after_values: Any = later("after_values", globals())
+_is_newest: Any = later("is_newest", globals())
 
 
 class DataFile(PosixFetcher):
     """Closes itself when nobody refers to it any more: another thread may be reading while the environment closes.
 
-    limits : of the control plane, if there is one; gate(bytes, operations) : waits until they may be asked of the
-        store, and says whether to go on: False if a signal's handler has raised, what is then the last of `raised`
+    limits : of the control plane, if there is one; gate(bytes) : waits until they may be asked of the store,
+        and says whether to go on: False if a signal's handler has raised, what is then the last of `raised`
     """
 
     raised: list[BaseException]
@@ -81,9 +81,8 @@ class DataFile(PosixFetcher):
         super().__init__(path)
         self.limits, self.raised = limits, []
         self.gate = None if limits is None else _gate(limits, self.raised)
-        if readahead and self.gate is None and hasattr(os, "posix_fadvise"):
-            with contextlib.suppress(OSError):  # only advice
-                os.posix_fadvise(self.fileno(), 0, 0, os.POSIX_FADV_NORMAL)
+        if readahead and self.gate is None:
+            self._tell("POSIX_FADV_NORMAL")
 
     def pread(self, offset: int, nbytes: int) -> bytes:
         if self.limits is not None:
@@ -101,10 +100,10 @@ class DataFile(PosixFetcher):
             self.close()
 
 
-def _gate(limits: Agent, raised: list[BaseException]) -> Callable[[int, int], bool]:
-    def gate(nbytes: int, operations: int) -> bool:
+def _gate(limits: Agent, raised: list[BaseException]) -> Callable[[int], bool]:
+    def gate(nbytes: int) -> bool:
         try:
-            limits.take(nbytes, operations)
+            limits.take(nbytes, 1)
         except BaseException as e:  # in the main thread: compiled functions pass errors on by number
             raised.append(e)
             return False
@@ -151,12 +150,8 @@ class Store:
         slots = max(pages, _LEAST_PAGES)
         places = 1 << (2 * slots - 1).bit_length()
         meta_bytes = layout.meta.itemsize
-        meta_at = snapshot.meta * size + layout.header
-        start = meta_at - self.metas_at
-        meta = np.frombuffer(self.metas[start : start + meta_bytes], np.uint8).copy()
-        other_at = (1 - snapshot.meta) * size + layout.header
-        start = other_at - self.metas_at
-        other = np.frombuffer(self.metas[start : start + meta_bytes], np.uint8).copy()
+        meta_at, other_at = both = [n * size + layout.header for n in (snapshot.meta, 1 - snapshot.meta)]
+        meta, other = (np.frombuffer(self.metas, np.uint8, meta_bytes, at - self.metas_at) for at in both)
         # Untouched memory costs nothing: the cache grows with what is read.
         pool = np.empty(slots * size + _ALIGN, np.uint8)
         pool = pool[-pool.ctypes.data % _ALIGN :]
@@ -313,7 +308,7 @@ class Store:
 
     # -- errors --------------------------------------------------------------------------------------------------------
 
-    def error(self, noted: bytearray, what: str) -> errors.Error:
+    def error(self, noted: bytes | bytearray, what: str) -> errors.Error:
         """The exception for what a compiled function returned; `what` names the operation."""
         code, page, offset, a, b, c = struct.unpack("=6q", noted)
         path = self.file.path
@@ -418,15 +413,13 @@ def _parts(jobs: np.ndarray, most: int) -> list[np.ndarray]:
     return [part for part in np.split(jobs, cuts) if len(part)]
 
 
+@cache
 def _threads() -> Workers:
     """This process's threads; those of the parent do not live in a forked child."""
-    global _pool
-    if _pool is None or _pool[0] != os.getpid():
-        _pool = os.getpid(), Workers("pario-lmdb", _READERS_WAITING)
-    return _pool[1]
+    return Workers("pario-lmdb", _READERS_WAITING)
 
 
-_pool: tuple[int, Workers] | None = None
+os.register_at_fork(after_in_child=_threads.cache_clear)
 
 
 def _take(file: DataFile) -> tuple[Snapshot, int, bytes]:

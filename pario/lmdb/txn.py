@@ -13,7 +13,7 @@ from pario.lmdb.native import compile_now, compiled_get, later
 from pario.lmdb.objects import slot_of
 from pario.lmdb.store import Handle, Store
 
-_get: Any = later("get", globals(), "_get")
+_get: Any = later("get", globals())
 
 
 class _Slots:
@@ -125,37 +125,7 @@ class Transaction(_Slots):
             self._words[abi.ALIVE] = 0
             self.env._end_scans(self)
 
-    def put(
-        self,
-        key: Any,
-        value: Any,
-        dupdata: bool = True,
-        overwrite: bool = True,
-        append: bool = False,
-        db: _Database | None = None,
-    ) -> bool:
-        """Raises ReadonlyError."""
-        raise self._no_write("put")
-
-    def replace(self, key: Any, value: Any, db: _Database | None = None) -> Any:
-        """Raises ReadonlyError."""
-        raise self._no_write("replace")
-
-    def pop(self, key: Any, db: _Database | None = None) -> Any:
-        """Raises ReadonlyError."""
-        raise self._no_write("pop")
-
-    def delete(self, key: Any, value: Any = b"", db: _Database | None = None) -> bool:
-        """Raises ReadonlyError."""
-        raise self._no_write("delete")
-
-    def drop(self, db: _Database, delete: bool = True) -> None:
-        """Raises ReadonlyError."""
-        raise self._no_write("drop")
-
-    def _no_write(self, what: str) -> errors.Error:
-        self._check()
-        return errors.readonly(what)
+    put, replace, pop, delete, drop = map(errors.refusing, ("put", "replace", "pop", "delete", "drop"))
 
     def _check(self) -> None:
         if not self._open or not self._store.words[abi.OPEN]:

@@ -7,20 +7,21 @@ from __future__ import annotations
 import numpy as np
 from numba import types
 
-from pario.format.layout import F_BIGDATA, P_OVERFLOW
+from pario.format.layout import F_BIGDATA, F_DUPDATA, P_OVERFLOW
 from pario.kernels import nodes
 from pario.kernels.calls import as_bytes
 from pario.kernels.jit import inner
 from pario.kernels.nodes import BIG, FILE_BYTES, HEADER, PAGE_SIZE, VERSION, WORD, u16, u32
 from pario.lmdb import abi, capi
 from pario.lmdb.capi import as_words, intc, intp, pages_of, uintp
-from pario.lmdb.moves import dup_path, dup_tree, moved, node_of, sub_page
+from pario.lmdb.moves import dup_path, dup_tree, enter, node_of
 from pario.lmdb.pages import (
     check_snapshot,
     data_at,
     error,
     fail,
     from_copy,
+    moved,
     page_at,
     pass_gate,
     read_failed,
@@ -96,18 +97,29 @@ def _long_value(g, run, nbytes, txnid, pages):  # type: ignore[no-untyped-def]
 
 
 @inner
-def value_at(g, at, pgno):  # type: ignore[no-untyped-def]
-    """The value of the leaf node at pool[at], as a bytes object; 0: an error is noted or raised."""
+def node_value(g, at, pgno, job):  # type: ignore[no-untyped-def]
+    """The value of the node at this place of the pool, of leaf page `pgno`; 0: an error is noted or raised.
+
+    job : address of i64[JOB_WORDS]: a long value is not read, but noted there; 0: it is read
+    """
     pool = pages_of(g)
     nbytes, flags = u32(pool, at, g[BIG]), u16(pool, at + 4, g[BIG])
     data = data_at(pool, at, g)
-    if flags & F_BIGDATA:
-        run = _run_of(g, data, nbytes, pgno)
-        if run < 0:
-            return uintp(0)
-        txnid, pages = _stamp_of(g, data)
+    if not flags & F_BIGDATA:
+        return _bytes_of(g, data, nbytes)
+    run = _run_of(g, data, nbytes, pgno)
+    if run < 0:
+        return uintp(0)
+    txnid, pages = _stamp_of(g, data)
+    if job == 0:
         return _long_value(g, run, nbytes, txnid, pages)
-    return _bytes_of(g, data, nbytes)
+    value = capi.bytes_new(uintp(0), intp(nbytes))
+    if value == 0:
+        g[abi.ERROR] = abi.OK
+    else:
+        noted = as_words(job, abi.JOB_WORDS)
+        noted[0], noted[1], noted[2], noted[3], noted[4] = run, nbytes, intp(capi.bytes_start(value)), txnid, pages
+    return value
 
 
 @inner
@@ -128,27 +140,14 @@ def _key_of(g, handle, c):  # type: ignore[no-untyped-def]
 
 @inner
 def value_of(g, handle, c, job):  # type: ignore[no-untyped-def]
-    """The value where the cursor stands, as a bytes object; 0: an error is noted or raised.
-
-    job : i64[JOB_WORDS]: a long value is not read, but noted there; of length 0: it is read
-    """
-    if c[abi.C_DUPS] == abi.DUP_TREE:
-        tree, path = dup_tree(c), dup_path(c)
-        level = tree[abi.DEPTH] - 1
-        o = page_at(g, path[level], level, tree)
-        item = path[abi.LEVELS + level]
-    elif c[abi.C_DUPS] == abi.SUB_PAGE:
-        o = sub_page(g, handle, c)
-        item = c[abi.C_SUB_I]
-    else:
-        pgno = c[abi.C_PATH + handle[abi.DEPTH] - 1]
+    """The value where the cursor stands, as a bytes object; 0: an error is noted or raised. job : see `node_value`"""
+    if not c[abi.C_DUPS]:
         at = node_of(g, handle, c)
-        if at < 0:
-            return uintp(0)
-        pool = pages_of(g)
-        if not len(job):
-            return value_at(g, at, pgno)
-        return _node_value(g, pool, at, pgno, job)
+        return node_value(g, at, c[abi.C_PATH + handle[abi.DEPTH] - 1], job) if at >= 0 else uintp(0)
+    tree, path = dup_tree(c), dup_path(c)
+    level = tree[abi.DEPTH] - 1
+    o = page_at(g, path[level], level, tree)
+    item = path[abi.LEVELS + level]
     if o < 0:
         return uintp(0)
     pool = pages_of(g)
@@ -225,7 +224,7 @@ def fill_values(g, jobs, failure):  # type: ignore[no-untyped-def]
         if g[abi.GATE] != 0 and g[abi.NOWAIT] and try_now(g, vectors_at, m, nbytes, start):
             continue
         g[abi.WAITED] += 1
-        if not pass_gate(g, nbytes, 1):
+        if not pass_gate(g, nbytes):
             return abi.INTERRUPTED
         if not read_waiting(g, vectors_at, m, nbytes, start, failure):
             failure[3] = nbytes
@@ -241,24 +240,13 @@ def fill_values(g, jobs, failure):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _sorted_jobs(jobs):  # type: ignore[no-untyped-def]
-    """The jobs, ascending by page."""
-    for i in range(1, len(jobs)):
-        if jobs[i, 0] < jobs[i - 1, 0]:
-            order = np.argsort(jobs[:, 0])
-            ordered = np.empty_like(jobs)
-            for k in range(len(jobs)):
-                ordered[k] = jobs[order[k]]
-            return ordered
-    return jobs
-
-
-@inner
 def read_values(g, jobs):  # type: ignore[no-untyped-def]
-    """Fill the noted values, with the interpreter's lock held before and after. jobs : i64[m, JOB_WORDS]"""
+    """Fill the noted values, ascending by page, with the interpreter's lock held before and after.
+    jobs : i64[m, JOB_WORDS]"""
     if len(jobs) == 0:
         return abi.OK
-    jobs = _sorted_jobs(jobs)
+    if np.any(jobs[1:, 0] < jobs[:-1, 0]):
+        jobs = jobs[np.argsort(jobs[:, 0])]
     failure = as_words(capi.scratch_memory(), 4)
     thread = capi.save_thread()
     status = fill_values(g, jobs, failure)
@@ -281,25 +269,6 @@ def values_read(g, job, status, failure):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _node_value(g, pool, at, pgno, job):  # type: ignore[no-untyped-def]
-    """The value of the node at pool[at]; a long one is noted in `job`, see `value_of`."""
-    nbytes, flags = u32(pool, at, g[BIG]), u16(pool, at + 4, g[BIG])
-    data = data_at(pool, at, g)
-    if not flags & F_BIGDATA:
-        return _bytes_of(g, data, nbytes)
-    run = _run_of(g, data, nbytes, pgno)
-    if run < 0:
-        return uintp(0)
-    value = capi.bytes_new(uintp(0), intp(nbytes))
-    if value == 0:
-        g[abi.ERROR] = abi.OK
-    else:
-        job[0], job[1], job[2] = run, nbytes, intp(capi.bytes_start(value))
-        job[3], job[4] = _stamp_of(g, data)
-    return value
-
-
-@inner
 def _pair(g, key, value):  # type: ignore[no-untyped-def]
     """(key, value), which are given away; 0 if one of them is 0."""
     pair = uintp(0)
@@ -319,14 +288,14 @@ def _pair(g, key, value):  # type: ignore[no-untyped-def]
 
 
 @inner
-def node_item(g, pool, at, pgno, what, job):  # type: ignore[no-untyped-def]
-    """Key, value or both of the node at pool[at]."""
+def node_item(g, at, pgno, what, job):  # type: ignore[no-untyped-def]
+    """Key, value or both of the node at this place of the pool, of leaf page `pgno`. job : see `node_value`"""
     if what == abi.VALUE:
-        return _node_value(g, pool, at, pgno, job)
-    key = _bytes_of(g, at + 8, u16(pool, at + 6, g[BIG]))
+        return node_value(g, at, pgno, job)
+    key = _bytes_of(g, at + 8, u16(pages_of(g), at + 6, g[BIG]))
     if what == abi.KEY or key == 0:
         return key
-    return _pair(g, key, _node_value(g, pool, at, pgno, job))
+    return _pair(g, key, node_value(g, at, pgno, job))
 
 
 @inner
@@ -340,3 +309,23 @@ def item_of(g, handle, c, what, job):  # type: ignore[no-untyped-def]
     if key == 0:
         return key
     return _pair(g, key, value_of(g, handle, c, job))
+
+
+@inner
+def item_in_leaf(g, handle, o, i, what, job):  # type: ignore[no-untyped-def]
+    """Key, value (the first duplicate) or both of item i of the leaf that starts here in the pool; 0: an error is noted
+    or raised. job : see `node_value`"""
+    pool = pages_of(g)
+    at, pgno = nodes.node_at(pool, o, i, g), nodes.word(pool, o, g)
+    if u16(pool, at + 4, g[BIG]) & F_DUPDATA:
+        return _first_dup(g, handle, pgno, i, what, job)
+    return node_item(g, at, pgno, what, job)
+
+
+@inner
+def _first_dup(g, handle, pgno, i, what, job):  # type: ignore[no-untyped-def]
+    """As `item_in_leaf`, of a key with duplicates."""
+    c = as_words(capi.scratch_memory(), abi.CURSOR_WORDS)
+    level = handle[abi.DEPTH] - 1
+    c[abi.C_PATH + level], c[abi.C_PATH + abi.LEVELS + level] = pgno, i
+    return item_of(g, handle, c, what, job) if enter(g, handle, c, False) == abi.OK else uintp(0)

@@ -16,7 +16,7 @@ import os
 import pwd
 import stat
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -132,12 +132,8 @@ def read_tree(folder: str, *, follow: bool = True, hashed: bool = False, most: i
             where = os.fsdecode(e.filename if isinstance(e.filename, bytes) else os.path.join(root, below))
             hint = _KEEP if len(above) > 1 else None
             raise FileError(f"cannot read it: {e.strerror}", path=where, hint=hint) from e
-    too_long = next((row.path for row, _ in found if row.is_record and len(row.path) > LONGEST_KEY), None)
-    if too_long is not None and not hashed:
-        told = f"a path in it has {len(too_long)} bytes, and keys of an LMDB have at most {LONGEST_KEY}: {too_long!r}"
-        raise OptionError(told, path=folder, hint="Use --keys hash, pack the folder below, or shorten the names.")
-    if too_long is not None:
-        by_key((row.path for row, _ in found if row.is_record), folder)
+    paths = [row.path for row, _ in found if row.is_record]
+    keys_of(paths, folder, hashed, "Use --keys hash, pack the folder below, or shorten the names.")
     names_of = {b"%d/%d" % which: path for which, path in first.items()}
     tree.rows.append(_row(b"", os.lstat(root + b"/"), None))
     for row, size in sorted(found):
@@ -148,6 +144,15 @@ def read_tree(folder: str, *, follow: bool = True, hashed: bool = False, most: i
                 row = row._replace(target=None if original == row.path else original)
         tree.rows.append(row)
     return tree
+
+
+def keys_of(names: Collection[bytes], path: str, hashed: bool, hint: str) -> dict[bytes, bytes]:
+    """Key -> name. path, hint : for the error of a name that is too long for a key, unless keys are `hashed`"""
+    too_long = next((name for name in names if len(name) > LONGEST_KEY), None)
+    if too_long is not None and not hashed:
+        told = f"a name in it has {len(too_long)} bytes, and keys of an LMDB have at most {LONGEST_KEY}: {too_long!r}"
+        raise OptionError(told, path=path, hint=hint)
+    return by_key(names, path)
 
 
 def _is_below(path: bytes, folder: bytes) -> bool:

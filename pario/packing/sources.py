@@ -14,6 +14,8 @@ import zlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -40,6 +42,7 @@ __all__ = ["Merged", "Opened", "Source", "Subset", "describe", "own_names"]
 _ENDING = re.compile(r"(.+?)\.(?:lmdb|mdb|t(?:gz|bz2|xz|zst)|tar(?:\.(?:gz|bz2|xz|zst|lz4))?)", re.DOTALL)
 
 
+@dataclass
 class Opened:
     """A source that all ranks have open.
 
@@ -47,15 +50,9 @@ class Opened:
     more, parts : what the reserved entry of the main database keeps of it beside the values
     """
 
-    def __init__(
-        self,
-        databases: Sequence[tuple[bytes | None, Items]],
-        more: dict[str, Any] | None = None,
-        parts: dict[str, bytes] | None = None,
-    ) -> None:
-        self.databases = list(databases)
-        self.more = more or {}
-        self.parts = parts or {}
+    databases: list[tuple[bytes | None, Items]]
+    more: dict[str, Any] = field(default_factory=dict)
+    parts: dict[str, bytes] = field(default_factory=dict)
 
     def close(self) -> None:
         for _, items in self.databases:
@@ -122,14 +119,13 @@ class LmdbSource(Source):
 
     def open(self, world: AnyWorld, scratch: str) -> Opened:
         opened = Opened([])
-        try:
+        with ExitStack() as stack:
+            stack.callback(opened.close)
             for database in self._databases:
                 opened.databases.append((database.name, open_items(database, world)))
             with together(world, "opening the source"):
                 self._check_same(opened)
-        except BaseException:
-            opened.close()
-            raise
+            stack.pop_all()
         packing: Packing | None = getattr(opened.databases[0][1], "packing", None)
         if packing is not None:  # what it was packed from is that of the new one, too
             opened.more = {name: told for name, told in packing.more.items() if name not in ("prediction", "pario")}
@@ -208,16 +204,11 @@ class SeveralSources(Source):
         return [line for source in self._sources for line in source.warnings()]
 
     def open(self, world: AnyWorld, scratch: str) -> Opened:
-        each: list[Opened] = []
-        try:
-            for source in self._sources:
-                each.append(source.open(world, scratch))
+        with ExitStack() as stack:
+            each = [stack.enter_context(closing(source.open(world, scratch))) for source in self._sources]
             with together(world, "joining the sources"):
                 merged = self._merged(each)
-        except BaseException:
-            for opened in each:
-                opened.close()
-            raise
+            stack.pop_all()
         return merged
 
     def _merged(self, each: Sequence[Opened]) -> Opened:

@@ -17,13 +17,15 @@ import os
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from pario.codec.listing import LONGEST_KEY, by_key, tar_ranges
+from pario.codec.listing import tar_ranges
 from pario.errors import CorruptedError, FileError, InvalidError, OptionError, how_to_install
 from pario.fetch.file import FileFetcher
+from pario.packing.folder import keys_of
 from pario.packing.items import Items
 from pario.packing.partial import refused
 from pario.records import Records
@@ -32,24 +34,24 @@ from pario.records import Records
 _PIECE, _ZSTD_PIECE = 4 << 20, 16 << 10
 
 
-def _zstd(path: str, mode: str) -> Any:
+@contextmanager
+def _needing(name: str, path: str) -> Iterator[None]:
     try:
-        import zstandard
+        yield
     except ImportError as e:
-        raise _missing("zstandard", path) from e
+        raise OptionError(f"a tar of this kind needs {name}", path=path, hint=how_to_install("codecs")) from e
+
+
+def _zstd(path: str, mode: str) -> Any:
+    with _needing("zstandard", path):
+        import zstandard
     return zstandard.open(path, mode)
 
 
 def _lz4(path: str, mode: str) -> Any:
-    try:
+    with _needing("lz4", path):
         import lz4.frame
-    except ImportError as e:
-        raise _missing("lz4", path) from e
     return lz4.frame.open(path, mode)
-
-
-def _missing(name: str, path: str) -> OptionError:
-    return OptionError(f"a tar of this kind needs {name}", path=path, hint=how_to_install("codecs"))
 
 
 _OPENERS: dict[bytes, Callable[..., Any]] = {
@@ -113,10 +115,8 @@ def _pieces(path: str) -> Iterator[bytes]:
 
 def _frames(path: str) -> Iterator[bytes]:
     """What zstd's frames inflate to. Its own reader does not say that the last one is not whole."""
-    try:
+    with _needing("zstandard", path):
         import zstandard
-    except ImportError as e:
-        raise _missing("zstandard", path) from e
     tool = zstandard.ZstdDecompressor(max_window_size=1 << 31)
     frame = tool.decompressobj()
     try:
@@ -173,11 +173,8 @@ def read_members(path: str, hashed: bool = False) -> Members:
     except (tarfile.TarError, EOFError, ValueError) as e:
         behind = f" behind the member {next(reversed(names.values()))!r}" if names else ""
         raise InvalidError(f"not a tar, or a damaged one{behind}: {e}", path=path) from e
-    too_long = next((key for key in found if len(key) > LONGEST_KEY), None)
-    if too_long is not None and not hashed:
-        told = f"a name in it has {len(too_long)} bytes, and keys of an LMDB have at most {LONGEST_KEY}: {too_long!r}"
-        raise OptionError(told, path=path, hint="Use --keys hash, or shorten the names.")
-    found = {key: found[name] for key, name in by_key(found, path).items()}
+    names_of = keys_of(found, path, hashed, "Use --keys hash, or shorten the names.")
+    found = {key: found[name] for key, name in names_of.items()}
     keys = sorted(found)
     taken: dict[int, tuple[int, int, int]] = {}  # by offset: two names may have one content
     for record, key in enumerate(keys):

@@ -157,9 +157,7 @@ class _Restored:
                     writer = stack.enter_context(closing(Writer(crew.writer, beside, subdir=True, databases=0)))
                     writer.begin(None, 0, [])
             crew.pack(items, None, 0, writer, moved)
-        with together(self.world, "giving an LMDB its name"):
-            if self.world.rank == 0:
-                _writing(into, _move_lmdb, beside, into, in_folder)
+        on_root(self.world, "giving an LMDB its name", lambda: _writing(into, _move_lmdb, beside, into, in_folder))
 
     def _one(
         self, crew: Crew, items: Items, parts: dict[str, bytes], kind: str, into: str, name: str, moved: Any
@@ -167,15 +165,17 @@ class _Restored:
         if kind == "folder":
             self._folder(crew, items, parts, into, moved)
         elif kind == "tar":
-            with together(self.world, "writing the tar"):
-                if self.world.rank == 0:
-                    restorer = TarRestorer(parts, items, self.path)
-                    _writing(into, _write_tar, restorer, into, name)
+            on_root(self.world, "writing the tar", lambda: _writing(into, self._tar, items, parts, into, name))
             moved(items.nbytes)
         else:
             raise CorruptedError(
                 f"packed from a source of a kind that this pario does not know: {kind}", path=self.path
             )
+
+    def _tar(self, items: Items, parts: dict[str, bytes], into: str, name: str) -> None:
+        restorer = TarRestorer(parts, items, self.path)
+        with opener_for(name)(into, "xb") as file:
+            restorer.write(file)
 
     def _folder(self, crew: Crew, items: Items, parts: dict[str, bytes], into: str, moved: Any) -> None:
         with together(self.world, "making the folders"):
@@ -198,13 +198,12 @@ class _Restored:
                 restorer.write(row, memoryview(value))
 
         crew.each(items, lambda begin, stop: _writing(into, write, begin, stop), moved, "writing the files")
-        with together(self.world, "giving modes and times"):
-            if self.world.rank == 0:
-                _writing(into, restorer.finish)
-                _writing(into, self._finish_root, restorer, into)
+        on_root(self.world, "giving modes and times", lambda: _writing(into, self._finish, restorer, into))
 
-    def _finish_root(self, restorer: Restorer, into: str) -> None:
-        """At once, but for what has still to be renamed. Its descriptor: at DST might be something else by then."""
+    def _finish(self, restorer: Restorer, into: str) -> None:
+        """The folder itself at once, but for what has still to be renamed. Its descriptor: at DST might be something
+        else by then."""
+        restorer.finish()
         fd = os.open(into, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         if into == os.path.join(self.partial.path, "made"):
             self._root = restorer, fd
@@ -218,11 +217,6 @@ def _move_lmdb(beside: str, into: str, in_folder: bool) -> None:
         os.mkdir(into)
     os.rename(os.path.join(beside, "data.mdb"), os.path.join(into, "data.mdb") if in_folder else into)
     shutil.rmtree(beside)
-
-
-def _write_tar(restorer: TarRestorer, into: str, name: str) -> None:
-    with opener_for(name)(into, "xb") as file:
-        restorer.write(file)
 
 
 def _writing(path: str, work: Callable[..., Any], *arguments: Any) -> None:
