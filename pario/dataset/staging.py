@@ -367,9 +367,9 @@ def open_stage(
 
 def _past_cache(store: Fetcher, trace: str | None) -> Fetcher | None:
     """The same open file past the page cache, if it lies on a block device of this node."""
-    if len(store.files) > 1 or is_rotating(store.files[0].status().st_dev) is None:
+    file, *others = store.files
+    if others or is_rotating(file.status().st_dev) is None:
         return None
-    (file,) = store.files
     try:
         with store_agent() as gate:
             direct = partial(DirectFetcher, store.path, f"/proc/self/fd/{file.fileno()}")

@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from pario.fetch.base import Fetcher, OpenFile
+from pario.fetch.base import Fetcher, OneFile
 from pario.fetch.checked import NONE_SEEN, Checked
 from pario.records import EXTENT, Records
 
@@ -51,7 +51,7 @@ class JoinedFetcher(Fetcher):
     bases : i64[files], the address at which each begins
     """
 
-    def __init__(self, files: Sequence[Fetcher], sizes: Sequence[int] | None = None) -> None:
+    def __init__(self, files: Sequence[OneFile], sizes: Sequence[int] | None = None) -> None:
         self._files = tuple(files)
         lengths = np.array([file.nbytes for file in self._files] if sizes is None else sizes, np.int64)
         self.bases = bases_of(lengths)
@@ -63,11 +63,7 @@ class JoinedFetcher(Fetcher):
         self._ends = self.bases + -(-lengths // self.align) * self.align
 
     @property
-    def files(self) -> tuple[OpenFile, ...]:
-        return tuple(opened for file in self._files for opened in file.files)
-
-    @property
-    def members(self) -> tuple[Fetcher, ...]:
+    def files(self) -> tuple[OneFile, ...]:
         return self._files
 
     def file_of(self, addresses: np.ndarray) -> np.ndarray:

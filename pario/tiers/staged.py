@@ -17,7 +17,7 @@ from functools import partial
 
 import numpy as np
 
-from pario.fetch.base import Fetcher, OpenFile
+from pario.fetch.base import Fetcher, OneFile
 from pario.fetch.snapshot import SharedLook
 from pario.format.meta import Snapshot
 from pario.records import EXTENT
@@ -77,7 +77,7 @@ class StagedFetcher(Fetcher):
         self._count = count
         self._local = local
         self._store = store
-        looks = zip(store.members, snapshots, strict=True)
+        looks = zip(store.files, snapshots, strict=True)
         self._looks = [SharedLook(part, snapshot, count) for part, snapshot in looks]
         # Of each file: reads that have taken bytes past the tiers, and how many of them a look has followed.
         self._direct, self._looked = np.zeros(len(self._looks), np.int64), np.zeros(len(self._looks), np.int64)
@@ -101,7 +101,7 @@ class StagedFetcher(Fetcher):
         return _LONG_BYTES if held.mean() >= _MOSTLY else 0
 
     @property
-    def files(self) -> tuple[OpenFile, ...]:
+    def files(self) -> tuple[OneFile, ...]:
         return self._store.files
 
     def pread(self, offset: int, nbytes: int) -> bytes:
