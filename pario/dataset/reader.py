@@ -162,9 +162,9 @@ class Reader:
         self.index: Index
         self._walked_through_tiers = False
         if len(snapshots) > 1:
-            self.index, self.checked = open_several(
-                file, world, snapshots, name, self.recipe, save=save_index and self._uses_sidecar, progress=progress
-            )
+            save = save_index and self._uses_sidecar
+            self.index = open_several(file, world, snapshots, name, self.recipe, save=save, progress=progress)
+            self.checked = checks_of(file, self.index)
             return
         # What a walk reads much of it should bring into the tiers at once.
         early = self._tiers and name is None and _walk_share(snapshot) > _LITTLE
@@ -184,7 +184,7 @@ class Reader:
             saved=saved,
             grow=(lambda: file.pool) if self._grow else None,
         )
-        self.checked = checks_of(file, self.index, 0, self.index.trusted)
+        self.checked = checks_of(file, self.index)
 
     def _look_together(self, db: bytes | None) -> tuple[tuple[Snapshot, ...], Saved | None, BaseException | None]:
         """The leaders open the file, and one rank decides which snapshots all ranks read: these; on that rank what the

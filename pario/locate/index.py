@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,12 +12,10 @@ from typing import Any
 import numpy as np
 
 from pario.errors import CorruptedError
-from pario.locate.base import Index
-from pario.locate.database import Database
+from pario.locate.base import Index, Stretch
 from pario.plan.schedule import Schedule, slot_capacity
 from pario.plan.selection import Selection
 from pario.records import EXTENT
-from pario.stats.rank import RankStats
 
 #: Ids that lie so close together are looked up by one read of a side-car.
 _NEAR_IDS = 1024
@@ -100,29 +98,17 @@ class RecordIndex(Index):
 
     places : of all records
     keys : the table of all keys, or a function that opens it when somebody asks for a key
-    ends : record id -> key of those that everybody asks for, so that nobody opens a table for them
     """
 
     sizes_known = True
     is_complete = True
 
     def __init__(
-        self,
-        database: Database,
-        places: Places,
-        keys: KeyTable | Callable[[], KeyTable],
-        *,
-        ends: dict[int, bytes],
-        sidecar: str | None = None,
-        bytes_read: int = 0,
-        trusted: bool = True,
+        self, stretches: Sequence[Stretch], places: Places, keys: KeyTable | Callable[[], KeyTable]
     ) -> None:
-        super().__init__(database, len(places.extents), places.mean_bytes, bytes_read)
-        self.sidecar = sidecar
-        self.trusted = trusted
+        super().__init__(stretches, places.mean_bytes)
         self._places = places
         self._keys: KeyTable | Callable[[], KeyTable] | None = keys
-        self._ends = ends
         self._lock = threading.Lock()
 
     @property
@@ -144,15 +130,12 @@ class RecordIndex(Index):
     def places(self, ids: np.ndarray) -> np.ndarray:
         return self._places.extents[ids]
 
-    def keys(self, ids: np.ndarray | list[int]) -> list[bytes]:
-        wanted = self.checked(ids)
-        if len(wanted) <= len(self._ends) and all(i in self._ends for i in wanted.tolist()):
-            return [self._ends[i] for i in wanted.tolist()]
+    def _keys_of(self, ids: np.ndarray) -> list[bytes]:
         with self._lock:
             if callable(self._keys):
                 self._keys = self._keys()
             assert self._keys is not None  # until it is closed
-            return self._keys.get(wanted)
+            return self._keys.get(ids)
 
     def group_bytes(self, schedule: Schedule, node_size: int, align: int, chosen: Selection | None = None) -> int:
         capacity = slot_capacity(
@@ -167,12 +150,6 @@ class RecordIndex(Index):
         )
         # For the leaf pages that lie between values; all of the file at the most, as no byte is read twice.
         return min(capacity + capacity // 32, self.file_bytes) + 2 * self.page_size
-
-    def speculator(self, stats: RankStats, *, guess: bool) -> None:
-        return None
-
-    def save(self) -> None:
-        pass
 
     def close(self) -> None:
         with self._lock:
