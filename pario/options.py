@@ -9,25 +9,6 @@ from typing import Literal, NamedTuple, get_args
 
 from pario.errors import OptionError
 
-__all__ = [
-    "KNOBS",
-    "MOST_INFLIGHT",
-    "READ_BYTES",
-    "RECIPES",
-    "USUAL_INFLIGHT",
-    "KiB",
-    "MiB",
-    "Options",
-    "Policy",
-    "Recipe",
-    "Shuffle",
-    "Tier",
-    "Turns",
-    "find_recipe",
-    "read_tiers",
-]
-
-
 KiB = 1 << 10
 MiB = 1 << 20
 

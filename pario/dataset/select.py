@@ -78,23 +78,15 @@ class Wanted(ABC):
 
 
 class Usual(Wanted):
-    """select=None: all records but the meta records."""
+    """All records; without a mark, which is select=None, all but the meta records."""
 
-    mark = None
     grows = True
 
-    def runs(self, reader: Reader) -> np.ndarray:
-        return selection.all_but(list(reader.index.meta), len(reader))
-
-
-class Everything(Wanted):
-    """select="all"."""
-
-    mark = ("all",)
-    grows = True
+    def __init__(self, *mark: str) -> None:
+        self.mark = mark or None
 
     def runs(self, reader: Reader) -> np.ndarray:
-        return selection.all_but([], len(reader))
+        return selection.all_but([] if self.mark else list(reader.index.meta), len(reader))
 
 
 class Ids(Wanted):
@@ -273,7 +265,7 @@ def as_wanted(select: Any, *, sources: bool = False) -> Wanted:
         return Usual()
     if isinstance(select, str):
         if select == "all":
-            return Everything()
+            return Usual("all")
         raise OptionError(
             f'select is a text, {select[:_SHOWN]!r}; the only one that it can be is "all"',
             hint="Keys are bytes: b'...' for those that begin with a prefix, re.compile(rb'...') for a pattern.",
@@ -358,24 +350,15 @@ def picked(wanted: Wanted, reader: Reader) -> np.ndarray:
 
 
 def _figures(runs: np.ndarray, nbytes: np.ndarray) -> Figures:
-    total = largest = 0
-    if len(runs) <= FEW_RUNS:
-        parts = [nbytes[first:stop] for first, stop in runs.tolist()]
-    else:
-        cuts = range(0, len(runs), FEW_RUNS)
-        parts = [nbytes[selection.expanded(runs[k : k + FEW_RUNS], np.dtype(np.int64))] for k in cuts]
-    for part in parts:
-        total, largest = total + int(part.sum()), max(largest, int(part.max()))
+    edges = runs.reshape(-1)  # every second stretch between them is a run
+    edges = edges[edges < len(nbytes)]
+    total, largest = int(np.add.reduceat(nbytes, edges)[::2].sum()), int(np.maximum.reduceat(nbytes, edges)[::2].max())
     return Figures(total / int((runs[:, 1] - runs[:, 0]).sum()), largest)
 
 
 def _in_file_order(runs: np.ndarray, by_offset: np.ndarray, n: int) -> np.ndarray:
-    mask = np.zeros(n, bool)
-    if len(runs) <= FEW_RUNS:
-        for first, stop in runs.tolist():
-            mask[first:stop] = True
-    else:
-        mask[selection.expanded(runs, selection.id_type(n))] = True
+    edges = np.concatenate([[0], runs.reshape(-1), [n]])
+    mask = np.repeat(np.arange(len(edges) - 1) % 2 == 1, np.diff(edges))
     return by_offset[mask[by_offset]].astype(selection.id_type(n))
 
 

@@ -110,17 +110,6 @@ class JoinedFetcher(Fetcher):
             there[mine] = self._files[number].read_now(own, out, np.asarray(starts)[mine])
         return there
 
-    def cached_share(self, offset: int, nbytes: int) -> float | None:
-        cached = 0.0
-        for file, base in zip(self._files, self.bases.tolist(), strict=True):
-            first, stop = max(offset - base, 0), min(offset + nbytes - base, file.nbytes)
-            if first < stop:
-                share = file.cached_share(first, stop - first)
-                if share is None:
-                    return None
-                cached += share * (stop - first)
-        return cached / nbytes
-
     def close(self) -> None:
         for file in self._files:
             file.close()
