@@ -73,7 +73,7 @@ def test_a_moved_copy_has_the_same_content(path: str, tmp_path: Path) -> None:
     first = index_of(path)
     copy = os.fspath(tmp_path / "copy.mdb")
     shutil.copyfile(path, copy)
-    shutil.copyfile(sidecar_places(path)[0], sidecar_places(copy)[0])  # of another file: not believed
+    shutil.copyfile(next(sidecar_places(path)), next(sidecar_places(copy)))  # of another file: not believed
     second = index_of(copy)
     assert second.bytes_read > 0
     assert second.database.fingerprint != first.database.fingerprint
@@ -185,7 +185,7 @@ def test_named_databases_have_sidecars_of_their_own(tmp_path: Path) -> None:
             with env.begin(write=True, db=env.open_db(name)) as txn:
                 txn.put(b"name", name)
     path = os.fspath(tmp_path / "data.mdb")
-    places = {sidecar_places(path, name)[0] for name in [None, *names]}
+    places = {next(sidecar_places(path, name)) for name in [None, *names]}
     assert len(places) == len(names) + 1
     for name in names:
         index = index_of(path, name)
@@ -199,7 +199,7 @@ def test_named_databases_have_sidecars_of_their_own(tmp_path: Path) -> None:
 @pytest.fixture
 def blocked(path: str) -> str:
     """Beside the dataset nothing can be saved: a directory stands there."""
-    place = Path(sidecar_places(path)[0])
+    place = Path(next(sidecar_places(path)))
     place.mkdir()
     (place / "something").touch()
     return path
@@ -252,7 +252,7 @@ def test_full_disk(
 def test_not_saved_on_request(path: str, cache: Path) -> None:
     index = index_of(path, save=False)
     assert index.sidecar is None
-    assert not os.path.exists(sidecar_places(path)[0])
+    assert not os.path.exists(next(sidecar_places(path)))
     assert not cache.exists()
     right(index, path)
 

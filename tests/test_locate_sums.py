@@ -74,7 +74,7 @@ def test_a_copy_of_both_is_believed_and_known_to_be_one(path: str, tmp_path: Pat
 def test_those_of_this_very_file_come_first(path: str) -> None:
     """Where the folder cannot be written, new ones are in the cache; beside the file may be those of an older one."""
     sidecar = saved(path)
-    elsewhere = sidecar_places(path, None, ".sums")[1]
+    elsewhere = list(sidecar_places(path, None, ".sums"))[1]
     os.makedirs(os.path.dirname(elsewhere))
     os.utime(path, ns=(5, 5))
     os.rename(sidecar, sidecar + ".old")
@@ -146,7 +146,7 @@ def test_damage_is_named_and_the_next_place_is_tried(path: str, damage: Callable
     assert found is None
     assert why in unfit[0]
     assert str(sidecar) in unfit[0]
-    elsewhere = sidecar_places(path, None, ".sums")[1]
+    elsewhere = list(sidecar_places(path, None, ".sums"))[1]
     os.makedirs(os.path.dirname(elsewhere))
     os.rename(sidecar, sidecar.with_suffix(".bad"))
     good = saved(path)

@@ -63,7 +63,7 @@ class DataFile:
         # A process may have a world of its own beside others of its job.
         rank, size = (world.rank, world.size) if world.size > 1 else rank_and_size()
         self.recorder = joined(options.trace, rank, size, world.node)
-        self._through: Callable[[Fetcher], Fetcher] = _unchanged
+        self._through: Callable[[Fetcher], Fetcher] = lambda store: store
         self._store: Fetcher | None = None  # what `_through` was given
         self.opened: ReadPool | None = None
         self._identified: tuple[tuple[Snapshot, ...], bytes] = (), b""
@@ -204,7 +204,3 @@ class DataFile:
 
 def _joined(fetchers: list[OneFile], sizes: list[int]) -> Fetcher:
     return fetchers[0] if len(fetchers) == 1 else JoinedFetcher(fetchers, sizes)
-
-
-def _unchanged(fetcher: Fetcher) -> Fetcher:
-    return fetcher

@@ -67,13 +67,9 @@ class LimitedFetcher(Guarded):
         return self._store.pread(offset, nbytes)
 
     def read(self, reads: np.ndarray, out: np.ndarray, starts: np.ndarray) -> None:
-        sizes = reads["nbytes"]
-        if len(sizes) == 1:  # a sum costs more than the bucket
-            self._wait(int(sizes[0]), 1)
-            self._store.read(reads, out, starts)
-            return
-        total, grain = int(sizes.sum()), self._gate.grain_bytes
-        if total <= grain:
+        sizes, grain = reads["nbytes"], self._gate.grain_bytes
+        total = int(sizes[0] if len(sizes) == 1 else sizes.sum())  # a sum costs more than the bucket
+        if total <= grain or len(sizes) == 1:
             self._wait(total, len(reads))
             self._store.read(reads, out, starts)
             return

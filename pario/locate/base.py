@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -23,6 +25,20 @@ from pario.stats.rank import RankStats
 
 if TYPE_CHECKING:
     from pario.locate.guess import Speculator
+
+@dataclass(frozen=True)
+class Places:
+    """Where all records lie. The arrays are shared by the ranks of a node.
+
+    extents : EXTENT[n]; by_offset : i64[n], ids in file order, or None where that is id order
+    content_id : of the extents; mean_bytes : of a value
+    """
+
+    extents: np.ndarray
+    by_offset: np.ndarray | None
+    content_id: str
+    mean_bytes: float
+
 
 class Stretch(NamedTuple):
     """Records that lie in one file: ids start..stop-1, in key order; what all ranks know of them.
@@ -131,25 +147,33 @@ class Index(ABC):
     def is_complete(self) -> bool:
         """Whether all extents are known; then the methods below read nothing but keys."""
 
-    @property
     @abstractmethod
+    def _whole(self) -> Places:
+        """Where all records lie. Completes a growing index."""
+
+    @property
     def extents(self) -> np.ndarray:
         """EXTENT[n], read-only: offset in the file and bytes of every value. Completes a growing index."""
+        return self._whole().extents
 
     @property
-    @abstractmethod
     def by_offset(self) -> np.ndarray | None:
         """i64[n], record ids in file order; None if file order is id order. Completes a growing index."""
+        return self._whole().by_offset
 
     @property
-    @abstractmethod
     def content_id(self) -> str:
         """Hexadecimal hash of the extents, the same for every copy of the file. Completes a growing index."""
+        return self._whole().content_id
 
     @property
-    @abstractmethod
     def largest_bytes(self) -> int | None:
         """Size of the largest value; None if that is unknown. Reads nothing."""
+        return self._largest if self.is_complete else None
+
+    @cached_property
+    def _largest(self) -> int:
+        return int(self.extents["nbytes"].max())
 
     @abstractmethod
     def places(self, ids: np.ndarray) -> np.ndarray:

@@ -62,18 +62,6 @@ class GrowingIndex(Index):
     def is_complete(self) -> bool:
         return self._places is not None or self.growth.is_complete
 
-    @property
-    def extents(self) -> np.ndarray:
-        return self._whole().extents
-
-    @property
-    def by_offset(self) -> np.ndarray | None:
-        return self._whole().by_offset
-
-    @property
-    def content_id(self) -> str:
-        return self._whole().content_id
-
     def _whole(self) -> Places:
         with self._lock:
             if self._places is None:
@@ -85,10 +73,6 @@ class GrowingIndex(Index):
                     self._places = without_last(self._places)
                 self.mean_bytes = self._places.mean_bytes
             return self._places
-
-    @property
-    def largest_bytes(self) -> int | None:
-        return int(self.extents["nbytes"].max()) if self.is_complete else None
 
     def places(self, ids: np.ndarray) -> np.ndarray:
         self.growth.reach(ids)

@@ -5,34 +5,18 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from pario.errors import CorruptedError
-from pario.locate.base import Index, Stretch
+from pario.locate.base import Index, Places, Stretch
 from pario.plan.schedule import Schedule, slot_capacity
 from pario.plan.selection import Selection
 from pario.records import EXTENT
 
 #: Ids that lie so close together are looked up by one read of a side-car.
 _NEAR_IDS = 1024
-
-
-@dataclass(frozen=True)
-class Places:
-    """Where all records lie. The arrays are shared by the ranks of a node.
-
-    extents : EXTENT[n]; by_offset : i64[n], ids in file order, or None where that is id order
-    content_id : of the extents; mean_bytes : of a value
-    """
-
-    extents: np.ndarray
-    by_offset: np.ndarray | None
-    content_id: str
-    mean_bytes: float
 
 
 #: After an index was closed.
@@ -111,21 +95,8 @@ class RecordIndex(Index):
         self._keys: KeyTable | Callable[[], KeyTable] | None = keys
         self._lock = threading.Lock()
 
-    @property
-    def extents(self) -> np.ndarray:
-        return self._places.extents
-
-    @property
-    def by_offset(self) -> np.ndarray | None:
-        return self._places.by_offset
-
-    @property
-    def content_id(self) -> str:
-        return self._places.content_id
-
-    @cached_property
-    def largest_bytes(self) -> int:
-        return int(self.extents["nbytes"].max())
+    def _whole(self) -> Places:
+        return self._places
 
     def places(self, ids: np.ndarray) -> np.ndarray:
         return self._places.extents[ids]

@@ -121,7 +121,7 @@ def find_saved(pool: ReadPool, snapshot: Snapshot, db: bytes | None, *, look: bo
         return _load(sidecar, nothing, pool)
 
     unfit: list[str] = []
-    found = next(those_that_fit(_places(file.path, db) if look else (), load, unfit), nothing)
+    found = next(those_that_fit(sidecar_places(file.path, db) if look else (), load, unfit), nothing)
     for why in unfit:
         _log.info("a saved index is not used: %s", why)
     return found
@@ -154,15 +154,11 @@ def saved_index(
         return sidecar
 
     unfit: list[str] = []
-    return next(those_that_fit(_places(path, db), load, unfit), None), unfit
+    return next(those_that_fit(sidecar_places(path, db), load, unfit), None), unfit
 
 
-def sidecar_places(path: str, db: bytes | str | None = None, ending: str = ".index") -> list[str]:
+def sidecar_places(path: str, db: bytes | str | None = None, ending: str = ".index") -> Iterator[str]:
     """Where a side-car of a data file may lie: beside it, then in the user's cache directory."""
-    return list(_places(path, db, ending))
-
-
-def _places(path: str, db: bytes | str | None, ending: str = ".index") -> Iterator[str]:
     name = db.encode() if isinstance(db, str) else db
     suffix = f".pario{ending}"
     if name is not None:
