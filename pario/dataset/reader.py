@@ -118,7 +118,7 @@ class Reader:
         self._replaced = False
         self._grow = grow and self.recipe.locate in ("auto", "speculate", "cursor")
         # Usually through the page cache: a set that fits into memory is read from the storage once, and a cold file
-        # costs nothing by it on a store of 200 MB/s. For fast disks of the node see fetch/past_cache.py.
+        # costs nothing by it on a store of 200 MB/s.
         self.file = DataFile(paths, self.world, self.options, FETCHERS[self.recipe.fetch or "posix"])
         try:
             self._open(db, save_index, progress)

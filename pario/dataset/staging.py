@@ -8,7 +8,6 @@ import secrets
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,19 +18,13 @@ from pario.dataset.tiers import OpenTiers, same_disks, share_memory, tiers_by_de
 from pario.errors import ParioError
 from pario.fetch.base import Fetcher
 from pario.fetch.checked import Checked
-from pario.fetch.direct import DirectFetcher
 from pario.fetch.joined import bases_of
-from pario.fetch.limited import open_limited
-from pario.fetch.traced import open_traced
 from pario.format.meta import Snapshot
 from pario.locate.base import Index
-from pario.machine import is_rotating
 from pario.options import READ_BYTES, Options
 from pario.plan.placement import NOBODY, Placement, assign
 from pario.plan.selection import Selection
-from pario.plane.joining import store_agent
 from pario.stats.rank import RankStats
-from pario.stats.tracing import recorder_of
 from pario.tiers.asking import CHUNK_BYTES
 from pario.tiers.base import AnyTier
 from pario.tiers.grid import Grid
@@ -110,7 +103,6 @@ class Stage:
             self.snapshots,
             self.tiers,
             grid=self.grid,
-            past_cache=_past_cache(store, self.options.trace),
             read_bytes=READ_BYTES,
             local=self.local,
             count=self.count,
@@ -356,16 +348,3 @@ def open_stage(
     stage.local = local
     file.read_through(stage.through)
     return stage
-
-
-def _past_cache(store: Fetcher, trace: str | None) -> Fetcher | None:
-    """The same open file past the page cache, if it lies on a block device of this node."""
-    file, *others = store.files
-    if others or is_rotating(file.status().st_dev) is None:
-        return None
-    try:
-        with store_agent() as gate:
-            direct = partial(DirectFetcher, store.path, f"/proc/self/fd/{file.fileno()}")
-            return open_limited(partial(open_traced, direct, recorder_of(trace)), gate)
-    except ParioError:  # a file system without O_DIRECT
-        return None

@@ -120,9 +120,6 @@ class Guarded(OneFile):
     def announce(self, operations: int) -> None:
         self._store.announce(operations)
 
-    def cached_share(self, offset: int, nbytes: int) -> float | None:
-        return self._store.cached_share(offset, nbytes)
-
     def close(self) -> None:
         self._store.close()
 
