@@ -9,54 +9,38 @@ from contextlib import closing
 
 from pario.comm.base import AnyWorld
 from pario.dataset.file import DataFile
-from pario.errors import OptionError, ParioError
 from pario.fetch.base import Fetcher
 from pario.fetch.checked import Checked
 from pario.fetch.joined import JoinedChecked, bases_of
 from pario.fetch.pool import STOP_S, ReadPool
 from pario.format.layout import MDB_DUPSORT
-from pario.format.meta import Snapshot
 from pario.locate.base import Index, Stretch
 from pario.locate.database import Database
 from pario.locate.open import open_joined
-from pario.options import Recipe
 
 _log = logging.getLogger("pario")
 
 
 def open_several(
+    databases: Sequence[Database],
     file: DataFile,
     world: AnyWorld,
-    snapshots: Sequence[Snapshot],
-    db: bytes | None,
-    recipe: Recipe,
     *,
+    reads: bool,
     save: bool,
     progress: Callable[[int, int], None] | None,
 ) -> Index:
     """The index of all files. Collective; raises on all ranks.
 
-    file : has been shared; snapshots : of its files, the same on all ranks
+    databases : one in each file of `file`, which has been shared
+    reads : this rank has the files open, and reads its share of their pages
     save, progress : see `open_joined`
     """
-    wrong: ParioError | None = None
-    if recipe.source == "per_rank":
-        wrong = OptionError("this recipe reads one LMDB with py-lmdb", path=file.path, hint="Use another one.")
-    world.agree(wrong, "opening several files")
     if world.rank == 0:
         _tell(file)
-    # LMDBIO's readers get the extents from one process.
-    alone = recipe.locate == "walk" and world.rank != 0
-    is_open = file.opened is not None and not alone
-    with closing(_pools(file) if is_open else _none(len(snapshots))) as pools:
-        return open_joined(
-            [Database(path, snapshot, db) for path, snapshot in zip(file.paths, snapshots, strict=True)],
-            pools,
-            bases_of([snapshot.file_bytes for snapshot in snapshots]),
-            world,
-            save=save,
-            progress=progress,
-        )
+    bases = bases_of([database.snapshot.file_bytes for database in databases])
+    with closing(_pools(file) if reads else _none(len(databases))) as pools:
+        return open_joined(databases, pools, bases, world, save=save, progress=progress)
 
 
 def _tell(file: DataFile) -> None:
