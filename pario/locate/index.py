@@ -46,7 +46,7 @@ class KeyTable:
     def get(self, ids: np.ndarray) -> list[bytes]:
         """The keys of these records (i64[m]), in this order."""
         if self.first is not None:
-            self.first = np.asarray(self.first)
+            self.first = self.first[:]  # in memory from now on
             ids = np.searchsorted(self.first, ids, side="right") - 1
         if len(ids) and (np.diff(ids) == 1).all():  # one after the other: all that go through a file ask so
             return self._near(ids)
@@ -62,8 +62,8 @@ class KeyTable:
         if self.width >= 0:
             starts = np.arange(low, high + 1, dtype=np.int64) * self.width
         else:
-            starts = np.asarray(self.starts[low : high + 1])
-        data = np.asarray(self.data[int(starts[0]) : int(starts[-1])]).tobytes()
+            starts = self.starts[low : high + 1]
+        data = self.data[int(starts[0]) : int(starts[-1])].tobytes()
         starts, numbers = starts - starts[0], numbers - low
         return list(map(data.__getitem__, map(slice, starts[numbers].tolist(), starts[numbers + 1].tolist())))
 

@@ -262,7 +262,7 @@ def _spread_keys(
     width, has_starts, has_first = world.bcast(what)
 
     def share(a: Any) -> np.ndarray:
-        return world.share_array(None if a is None else np.asarray(a[:]))
+        return world.share_array(None if a is None else a[:])
 
     # Rank 0's arguments count; on the others they are None.
     shared = KeyTable(

@@ -59,9 +59,6 @@ class StoredArray:
         self._is_checked[low:high] = True
         return data[begin - at : end - at].view(self.dtype)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return self[:]
-
     def _read(self, begin: int, end: int) -> np.ndarray:
         data, done = np.empty(end - begin, np.uint8), 0
         while done < len(data):
