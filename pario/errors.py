@@ -29,32 +29,6 @@ survives pickling, so that it can travel between ranks.
 
 from __future__ import annotations
 
-__all__ = [
-    "CheckpointError",
-    "ChecksumError",
-    "ClosedError",
-    "CorruptedError",
-    "DatabaseError",
-    "DeadRankError",
-    "DecodeError",
-    "EmptyError",
-    "EncryptedError",
-    "FileError",
-    "HeldBatchesError",
-    "InvalidError",
-    "LauncherError",
-    "MissingError",
-    "OptionError",
-    "ParioError",
-    "PeerError",
-    "RankError",
-    "ReadError",
-    "SnapshotError",
-    "StateError",
-    "VersionMismatchError",
-]
-
-
 #: the line that installs what an extra of pario brings. No index has pario: it is for a clone
 how_to_install = 'pip install ".[{}]" in a clone of pario'.format
 

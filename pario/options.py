@@ -9,25 +9,6 @@ from typing import Literal, NamedTuple, get_args
 
 from pario.errors import OptionError
 
-__all__ = [
-    "KNOBS",
-    "MOST_INFLIGHT",
-    "READ_BYTES",
-    "RECIPES",
-    "USUAL_INFLIGHT",
-    "KiB",
-    "MiB",
-    "Options",
-    "Policy",
-    "Recipe",
-    "Shuffle",
-    "Tier",
-    "Turns",
-    "find_recipe",
-    "read_tiers",
-]
-
-
 KiB = 1 << 10
 MiB = 1 << 20
 
@@ -275,9 +256,7 @@ class Recipe:
         order, each reader for itself, as far as needed. "speculate": page ranges are guessed and read, and settled by
         the leaf pages inside them. "auto": chosen by dataset and order.
     fetch: "posix" reads through the page cache, "direct" past it (O_DIRECT), "mapped" copies out of a mapping. None: as
-        "posix", so that later epochs hit the page cache; but as "direct" for a rank alone on its node that reads a file
-        of 512 MiB or more, of which the page cache holds less than half, from a disk of this node that is measured to
-        be fast; not for records below 64 KiB in `shuffle="global"`.
+        "posix", so that later epochs hit the page cache.
     span: one read from a step's first record to its last, including everything between, instead of merged extents.
     fill: read as many steps at once as fill a slot; False: one step.
     stagger: at most this many nodes read at once, in the order of the file. 0: a trial before the first

@@ -78,7 +78,7 @@ def test_what_is_counted(path: str) -> None:
     one.pread(0, 100)
     out = np.empty(1000, np.uint8)
     one.read(extents((0, 10), (500, 20), (900, 30)), out, np.array([0, 10, 30]))
-    assert not one.files[0].is_replaced()
+    assert not one.is_replaced()
     assert gate.taken[1:] == [(100, 1), (60, 3), (0, 1)]
     one.close()
     one.close()

@@ -29,7 +29,7 @@ def test_made_and_loaded(tmp_path: Path, name: str, version: int) -> None:
     unsaved = index_of(path, db, save=False)
     assert made.bytes_read > 0
     assert loaded.bytes_read == unsaved.bytes_read == 0
-    assert made.sidecar == loaded.sidecar == sidecar_places(path, db)[0]
+    assert made.sidecar == loaded.sidecar == next(sidecar_places(path, db))
     for index in (made, loaded):
         right(index, path, db)
         same(index, made)

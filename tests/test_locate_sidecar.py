@@ -73,7 +73,7 @@ def test_a_moved_copy_has_the_same_content(path: str, tmp_path: Path) -> None:
     first = index_of(path)
     copy = os.fspath(tmp_path / "copy.mdb")
     shutil.copyfile(path, copy)
-    shutil.copyfile(sidecar_places(path)[0], sidecar_places(copy)[0])  # of another file: not believed
+    shutil.copyfile(next(sidecar_places(path)), next(sidecar_places(copy)))  # of another file: not believed
     second = index_of(copy)
     assert second.bytes_read > 0
     assert second.database.fingerprint != first.database.fingerprint
@@ -115,12 +115,12 @@ SIDECAR_DAMAGE: dict[str, Callable[[str], None]] = {
     "a byte less": lambda place: os.truncate(place, os.path.getsize(place) - 1),
     "a byte more": lambda place: os.truncate(place, os.path.getsize(place) + 1),
     "text": lambda place: void(Path(place).write_text("no index")),
-    "another version": _rewrite(b"pario index 2", b"pario index 9"),
+    "another version": _rewrite(b"pario side-car 1", b"pario side-car 9"),
     "an earlier version": lambda place: void(Path(place).write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(4096))),
     "another line": _rewrite(b"key_width", b"key_wedth"),
     "no JSON": _rewrite(b"{", b"["),
-    "a list": lambda place: void(Path(place).write_bytes(b"pario index 2\n[]\n")),
-    "much JSON": lambda place: void(Path(place).write_bytes(b"pario index 2\n" + b"[" * 1_000_000)),
+    "a list": lambda place: void(Path(place).write_bytes(b"pario side-car 1\n[]\n")),
+    "much JSON": lambda place: void(Path(place).write_bytes(b"pario side-car 1\n" + b"[" * 1_000_000)),
     "arrays without end": _rewrite(b'"|u1", ', b'"|u1", 999999999'),
     "arrays of objects": _rewrite(b'"|u1"', b'"|O8"'),
     "another state": _say("fingerprint", "0" * 32),
@@ -185,7 +185,7 @@ def test_named_databases_have_sidecars_of_their_own(tmp_path: Path) -> None:
             with env.begin(write=True, db=env.open_db(name)) as txn:
                 txn.put(b"name", name)
     path = os.fspath(tmp_path / "data.mdb")
-    places = {sidecar_places(path, name)[0] for name in [None, *names]}
+    places = {next(sidecar_places(path, name)) for name in [None, *names]}
     assert len(places) == len(names) + 1
     for name in names:
         index = index_of(path, name)
@@ -199,7 +199,7 @@ def test_named_databases_have_sidecars_of_their_own(tmp_path: Path) -> None:
 @pytest.fixture
 def blocked(path: str) -> str:
     """Beside the dataset nothing can be saved: a directory stands there."""
-    place = Path(sidecar_places(path)[0])
+    place = Path(next(sidecar_places(path)))
     place.mkdir()
     (place / "something").touch()
     return path
@@ -252,7 +252,7 @@ def test_full_disk(
 def test_not_saved_on_request(path: str, cache: Path) -> None:
     index = index_of(path, save=False)
     assert index.sidecar is None
-    assert not os.path.exists(sidecar_places(path)[0])
+    assert not os.path.exists(next(sidecar_places(path)))
     assert not cache.exists()
     right(index, path)
 

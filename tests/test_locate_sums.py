@@ -11,6 +11,7 @@ from pathlib import Path
 import lmdb
 import numpy as np
 import pytest
+import sidecars
 
 import pario
 from pario.locate.database import Database
@@ -73,7 +74,7 @@ def test_a_copy_of_both_is_believed_and_known_to_be_one(path: str, tmp_path: Pat
 def test_those_of_this_very_file_come_first(path: str) -> None:
     """Where the folder cannot be written, new ones are in the cache; beside the file may be those of an older one."""
     sidecar = saved(path)
-    elsewhere = sidecar_places(path, None, ".sums")[1]
+    elsewhere = list(sidecar_places(path, None, ".sums"))[1]
     os.makedirs(os.path.dirname(elsewhere))
     os.utime(path, ns=(5, 5))
     os.rename(sidecar, sidecar + ".old")
@@ -126,14 +127,14 @@ def list_of_them(data: bytes) -> bytes:
 DAMAGE: list[tuple[Callable[[bytes], bytes], str]] = [
     (cut, "cut short"),
     (grown, "more bytes"),
-    (other_kind, "of the kind"),
+    (other_kind, "damaged"),
     (other_digit, "damaged"),
     (no_json, "make no sense"),
     (list_of_them, "make no sense"),
-    (lambda data: b"", "no checksums of pario"),
+    (lambda data: b"", "no side-car of this version"),
     (lambda data: data[:40], "make no sense"),
-    (lambda data: b"x" * len(data), "no checksums of pario"),
-    (lambda data: b"pario sums 1\n" + b"[" * 60_000, "make no sense"),
+    (lambda data: b"pario sums 1\n" + data, "no side-car of this version"),
+    (lambda data: b"pario side-car 1\n" + b"[" * 60_000, "make no sense"),
 ]
 
 
@@ -145,7 +146,7 @@ def test_damage_is_named_and_the_next_place_is_tried(path: str, damage: Callable
     assert found is None
     assert why in unfit[0]
     assert str(sidecar) in unfit[0]
-    elsewhere = sidecar_places(path, None, ".sums")[1]
+    elsewhere = list(sidecar_places(path, None, ".sums"))[1]
     os.makedirs(os.path.dirname(elsewhere))
     os.rename(sidecar, sidecar.with_suffix(".bad"))
     good = saved(path)
@@ -155,6 +156,23 @@ def test_damage_is_named_and_the_next_place_is_tried(path: str, damage: Callable
     assert found is not None
     assert found.sidecar == elsewhere
     assert len(unfit) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda said, _: said.update(sums="crc_32"), "of the kind 'crc_32'"),
+        (lambda said, _: said.update(state="of another"), "another state"),
+        (lambda said, arrays: arrays.clear(), "another state"),
+        (lambda said, arrays: arrays.update(values=arrays["values"][:-1]), "another state"),
+    ],
+    ids=["kind", "state", "no values", "fewer values"],
+)
+def test_what_it_says_of_itself(path: str, change: Callable[..., None], why: str) -> None:
+    sidecars.edit(saved(path), change)
+    found, unfit = look(path)
+    assert found is None
+    assert why in unfit[0]
 
 
 def test_every_flipped_bit_of_it_is_found(path: str) -> None:

@@ -109,7 +109,7 @@ def test_every_record_on_every_rank(world: World, place: Path, name: str, versio
             np.testing.assert_array_equal(order, np.argsort(index.extents["offset"], kind="stable"))
             index.close()
         assert (fresh.bytes_read > 0, loaded.bytes_read) == (True, 0)
-        assert fresh.sidecar == loaded.sidecar == sidecar_places(path, db)[0]
+        assert fresh.sidecar == loaded.sidecar == next(sidecar_places(path, db))
         ids = {(index.database.fingerprint, index.content_id) for index in (fresh, loaded)}
         assert len(set(map(str, world.allgather(ids)))) == len(ids) == 1
         world.barrier()  # everybody has looked before rank 0 clears up

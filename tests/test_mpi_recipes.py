@@ -18,7 +18,7 @@ from pario.comm.turns import Turns
 from pario.comm.world import get_world
 from pario.errors import CorruptedError, ParioError, PeerError
 from pario.options import RECIPES
-from pario.recipes.lmdbio import choose_stagger, turn
+from pario.recipes.lmdbio import choose_stagger, neighbours
 
 pytestmark = pytest.mark.mpi
 
@@ -217,8 +217,7 @@ def test_a_damaged_page_header_stops_all_ranks(world, tmp_path_factory):
 def test_no_more_readers_at_once_than_there_are_turns(world, size):
     """Also where their number is no multiple of it: LMDBIO hung."""
     with get_world(world) as ranks:
-        place = turn(ranks.rank, ranks.size, size)
-        turns = Turns(ranks, place.before, place.after)
+        turns = Turns(ranks, *neighbours(ranks.rank, ranks.size, size))
         for _ in range(2):
             spans = []
             for j in range(3):
@@ -240,8 +239,7 @@ def test_no_more_readers_at_once_than_there_are_turns(world, size):
 
 def test_who_leaves_early_keeps_nobody_waiting(world):
     with get_world(world) as ranks:
-        place = turn(ranks.rank, ranks.size, 1)
-        turns = Turns(ranks, place.before, place.after)
+        turns = Turns(ranks, *neighbours(ranks.rank, ranks.size, 1))
         for j in range(3 if ranks.rank == 0 else 10):
             turns.wait(j)
             turns.pass_on(j)
@@ -254,8 +252,7 @@ def test_an_error_reaches_those_who_wait_for_their_turn(world):
         pytest.skip("needs a second rank")
     kind = ZeroDivisionError if world.rank == 0 else PeerError
     ranks = get_world(world)
-    place = turn(ranks.rank, ranks.size, 1)
-    turns = Turns(ranks, place.before, place.after)
+    turns = Turns(ranks, *neighbours(ranks.rank, ranks.size, 1))
     with pytest.raises(kind):  # noqa: PT012
         if world.rank == 0:
             error = ZeroDivisionError("no turn for anybody")
@@ -291,9 +288,8 @@ def test_the_trial_finds_the_best_number(world):
     with get_world(world) as ranks:
 
         def turns_of(size):
-            place = turn(ranks.rank, ranks.size, size)
             cost.append(0.05 if size == 1 else 0.01 if size == 2 else 0.02 * ranks.size)
-            return Turns(ranks, place.before, place.after)
+            return Turns(ranks, *neighbours(ranks.rank, ranks.size, size))
 
         cost = []
         read = []

@@ -10,7 +10,6 @@ A sample exists if its first record does. What else it lacks is known from here 
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping
@@ -20,18 +19,18 @@ import numpy as np
 
 from pario.comm.base import together
 from pario.dataset.reader import Reader
-from pario.dataset.select import Wanted, picked
+from pario.dataset.select import Wanted, mark_of, picked, runs_with
 from pario.dataset.template import Template
 from pario.decode.base import Decoder
 from pario.decode.fields import Fields, Lookup
 from pario.decode.given import as_decoder
 from pario.errors import OptionError
-from pario.format.layout import MDB_DUPSORT, MDB_INTEGERKEY, MDB_REVERSEKEY, Db
+from pario.format.layout import MDB_DUPSORT, MDB_INTEGERKEY, MDB_REVERSEKEY
 from pario.format.tree import key_order
 from pario.locate.base import Stretch
 from pario.plan.samples import Samples, absent, digest_of_samples, sample_type
 from pario.plan.schedule import even_split
-from pario.plan.selection import Figures, id_type
+from pario.plan.selection import Figures, expanded, id_type
 
 _log = logging.getLogger("pario")
 
@@ -48,9 +47,7 @@ class Made:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
-        code = getattr(getattr(function, "__code__", None), "co_code", b"")
-        name = getattr(function, "__qualname__", type(function).__qualname__)
-        self.mark = ("function", name, hashlib.blake2b(code, digest_size=4).hexdigest())
+        self.mark = ("function", *mark_of(function))
 
     def __repr__(self) -> str:
         return f"function {self.mark[1]}"
@@ -161,7 +158,7 @@ def find(fields: FieldSet, wanted: Wanted, reader: Reader, *, file_order: bool) 
                 hint="Put a field with a template first, or make a Loader for each of them.",
             )
         for stretch in index.files.stretches:
-            if _record(stretch).md_flags & MDB_DUPSORT:
+            if stretch.record.md_flags & MDB_DUPSORT:
                 path = stretch.database.path
                 raise OptionError("fields= needs one record per key, and this database has several", path=path)
     first, numbers = _first_records(fields, wanted, reader)
@@ -203,9 +200,13 @@ def _first_records(fields: FieldSet, wanted: Wanted, reader: Reader) -> tuple[np
         return _made_records(fields, wanted, reader)
     ids: list[np.ndarray] = []
     numbers: list[np.ndarray] = []
-    runs = world.bcast(_stretches(lead, reader, "looking for the first field's keys (fields)"))
+    runs: list[tuple[int, int]] = []
+    with together(world, "looking for the first field's keys (fields)"):
+        if world.rank == 0:
+            runs = runs_with(lead.prefix, reader.index)
+    runs = world.bcast(runs)
     with together(world, "finding the samples by their keys (fields)"):
-        wanted_ids = np.concatenate([np.arange(low, high) for low, high in runs])
+        wanted_ids = expanded(np.array(runs, np.int64).reshape(-1, 2), np.dtype(np.int64))
         for these in _parts(wanted_ids[slice(*even_split(len(wanted_ids), world.size, world.rank))]):
             names = list(map(lead.parse, reader.index.keys(these)))
             good = np.array([one is not None for one in names], bool)
@@ -321,17 +322,11 @@ def _other_records(
     return [_gathered(reader, ids) for ids in found]
 
 
-def _record(stretch: Stretch) -> Db:
-    record = stretch.database.record
-    assert record is not None  # of an open index
-    return record
-
-
 def _find(keys: list[bytes], stretch: Stretch, reader: Reader) -> np.ndarray:
     """i64[m]: the ids of the records of a file with these keys; -1 where there is none. Not collective."""
-    index, record = reader.index, _record(stretch)
-    order: Callable[[bytes], Any] = key_order(record.md_flags, stretch.database.snapshot.layout)
-    if record.md_flags & MDB_INTEGERKEY and not record.md_flags & MDB_REVERSEKEY:
+    index, flags = reader.index, stretch.record.md_flags
+    order: Callable[[bytes], Any] = key_order(flags, stretch.database.snapshot.layout)
+    if flags & MDB_INTEGERKEY and not flags & MDB_REVERSEKEY:
         width = len(index.keys([stretch.start])[0])
         keys = [key if len(key) == width else b"" for key in keys]  # others would pass for equal numbers
     found = np.full(len(keys), -1, np.int64)
@@ -358,29 +353,6 @@ def _find(keys: list[bytes], stretch: Stretch, reader: Reader) -> np.ndarray:
     return found
 
 
-def _stretches(template: Template, reader: Reader, doing: str) -> list[tuple[int, int]]:
-    """On rank 0 [low, high) of the records of each file among which the template's keys are; elsewhere anything.
-    Collective."""
-    found: list[tuple[int, int]] = []
-    with together(reader.world, doing):
-        if reader.world.rank == 0:
-            found = [_records_with(template.prefix, stretch, reader) for stretch in reader.index.files.stretches]
-    return found
-
-
-def _records_with(prefix: bytes, stretch: Stretch, reader: Reader) -> tuple[int, int]:
-    """[low, high) of the records of a file whose keys begin so; all of them where keys are not ordered as bytes. Not
-    collective."""
-    if not prefix or _record(stretch).md_flags & (MDB_INTEGERKEY | MDB_REVERSEKEY):
-        return stretch.start, stretch.stop
-
-    def begin(i: int) -> bytes:
-        return reader.index.keys([i])[0][: len(prefix)]
-
-    low = bisect_left(range(stretch.stop), prefix, lo=stretch.start, key=begin)
-    return low, bisect_right(range(stretch.stop), prefix, lo=low, key=begin)
-
-
 def _say_missing(fields: FieldSet, reader: Reader, numbers: np.ndarray, rest: list[np.ndarray]) -> None:
     """Say in one line what the samples lack: the error comes when such a sample does. On rank 0."""
     for name, ids in zip(fields.names[1:], rest, strict=True):
@@ -397,15 +369,14 @@ def _say_left_over(fields: FieldSet, reader: Reader, rest: list[np.ndarray]) -> 
     of their own. On rank 0, if all samples are selected."""
     stretches = reader.index.files.stretches
     templates = [one for one in fields.makers if isinstance(one, Template)]
-    unordered = any(_record(one).md_flags & (MDB_INTEGERKEY | MDB_REVERSEKEY) for one in stretches)
-    if len(templates) < len(fields.makers) or unordered:
+    if len(templates) < len(fields.makers) or not all(one.in_byte_order for one in stretches):
         return
     for j, ids in enumerate(rest, 1):
         mine = templates[j].prefix
         others = [one.prefix for one in templates[:j] + templates[j + 1 :]]
         if not mine or any(one.startswith(mine) or mine.startswith(one) for one in others):
             continue
-        there = sum(high - low for low, high in (_records_with(mine, one, reader) for one in stretches))
+        there = sum(high - low for low, high in runs_with(mine, reader.index))
         over = there - int((ids >= 0).sum())
         if over:
             _log.warning(

@@ -15,7 +15,7 @@ from pario import machine
 from pario.comm.base import AnyWorld
 from pario.comm.launcher import rank_and_size
 from pario.errors import ClosedError, FileError, SnapshotError
-from pario.fetch.base import Fetcher
+from pario.fetch.base import Fetcher, OneFile
 from pario.fetch.file import FileFetcher
 from pario.fetch.joined import JoinedFetcher, joined_name
 from pario.fetch.limited import Gate, open_limited
@@ -55,7 +55,7 @@ class DataFile:
 
     def __init__(self, given: Sequence[str], world: AnyWorld, options: Options, fetcher: type[FileFetcher]) -> None:
         self.given = tuple(given)
-        self.fetchers: list[Fetcher] = []
+        self.fetchers: list[OneFile] = []
         self._world = world
         # Not the threads that read: what is called may wait for reads.
         self._callers = Workers("pario-call", options.usual_inflight)
@@ -63,7 +63,7 @@ class DataFile:
         # A process may have a world of its own beside others of its job.
         rank, size = (world.rank, world.size) if world.size > 1 else rank_and_size()
         self.recorder = joined(options.trace, rank, size, world.node)
-        self._through: Callable[[Fetcher], Fetcher] = _unchanged
+        self._through: Callable[[Fetcher], Fetcher] = lambda store: store
         self._store: Fetcher | None = None  # what `_through` was given
         self.opened: ReadPool | None = None
         self._identified: tuple[tuple[Snapshot, ...], bytes] = (), b""
@@ -157,9 +157,9 @@ class DataFile:
         if self._callers.end(max(0.0, end - time.monotonic())) and ended and pool is not None:
             pool.fetcher.close()
 
-    def _open(self, gate: Gate | None, path: str, via: str | None = None) -> Fetcher:
+    def _open(self, gate: Gate | None, path: str, via: str | None = None) -> OneFile:
         """A fetcher of one file. via : another name that leads to it"""
-        make: Callable[[], Fetcher] = partial(self._fetcher, path, via)
+        make: Callable[[], OneFile] = partial(self._fetcher, path, via)
         if self.recorder is not None:
             from pario.fetch.traced import open_traced
 
@@ -167,7 +167,7 @@ class DataFile:
         return open_limited(make, gate)
 
     def _open_like_leader(self) -> ReadPool:
-        fetchers: list[Fetcher] = []
+        fetchers: list[OneFile] = []
         try:
             for path, status, leaders in zip(self.paths, self._statuses, self._leaders_files, strict=True):
                 fetchers.append(self._open_one_like_leader(path, status, leaders))
@@ -180,7 +180,7 @@ class DataFile:
         self._store = _joined(fetchers, [status.st_size for status in self._statuses])
         return ReadPool(self._through(self._store), self.knob)
 
-    def _open_one_like_leader(self, path: str, status: os.stat_result, leaders_file: str) -> Fetcher:
+    def _open_one_like_leader(self, path: str, status: os.stat_result, leaders_file: str) -> OneFile:
         """Open a file that this node's leader has open: through the leader's descriptor, because the path may lead to
         another file by now; by the path if the system forbids that."""
         for via in (leaders_file, None):
@@ -191,7 +191,7 @@ class DataFile:
                 if via is None:
                     raise
                 continue
-            if os.path.samestat(fetcher.files[0].status(), status):
+            if os.path.samestat(fetcher.status(), status):
                 return fetcher
             fetcher.close()
         raise SnapshotError(
@@ -202,9 +202,5 @@ class DataFile:
         )
 
 
-def _joined(fetchers: list[Fetcher], sizes: list[int]) -> Fetcher:
+def _joined(fetchers: list[OneFile], sizes: list[int]) -> Fetcher:
     return fetchers[0] if len(fetchers) == 1 else JoinedFetcher(fetchers, sizes)
-
-
-def _unchanged(fetcher: Fetcher) -> Fetcher:
-    return fetcher

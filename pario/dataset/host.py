@@ -18,9 +18,11 @@ import os
 import secrets
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,7 +31,7 @@ from pario import machine
 from pario.comm.base import AnyWorld, together
 from pario.comm.solo import Solo
 from pario.dataset.file import DataFile
-from pario.dataset.staging import COPIES, MOST_BITS, Stage, kept_chunks, open_stage
+from pario.dataset.staging import Stage, kept_chunks, open_stage, placed
 from pario.dataset.tiers import automatic_bytes, wanted_tiers
 from pario.errors import OptionError, ParioError
 from pario.fetch.pool import STOP_S
@@ -37,7 +39,7 @@ from pario.fetch.posix import PosixFetcher
 from pario.fetch.snapshot import identity_of, read_snapshot
 from pario.kernels.private import PrivateDirectory
 from pario.options import Options, Tier
-from pario.plan.placement import Placement, assign
+from pario.plan.placement import Placement
 from pario.stats.rank import RankStats
 from pario.tiers.asking import CHUNK_BYTES, LOCK, WHERE, here, packed, unpacked, written
 from pario.tiers.disk_files import is_used, lock_use, root_of
@@ -153,14 +155,14 @@ class Host:
         secret = world.bcast(secrets.token_bytes(32) if world.rank == 0 else None)
         with together(world, "starting the service"):
             if world.is_leader:
-                more = {OPEN: self._answer_open, ASSIGN: self._answer_assign, ROOM: self._answer_room}
+                answers = {OPEN: self._answer_open, ASSIGN: self._answer_assign, ROOM: self._answer_room}
                 self._service = Service(
                     self._known,
                     secret,
                     threads=options.usual_inflight,
                     clients=_CLIENTS,
                     network=True,
-                    more=more,
+                    more={kind: partial(_answered, answer) for kind, answer in answers.items()},
                 )
         mine = (world.node, self._service.address) if self._service is not None else None
         everybody = sorted(each for each in world.allgather(mine) if each is not None)
@@ -283,17 +285,14 @@ class Host:
     # -- answers -------------------------------------------------------------------------------------------------------
 
     def _answer_open(self, body: bytes) -> bytes:
-        """Raises ValueError."""
+        """Raises ValueError, ParioError, OSError."""
         asked = _Asked.read(body)
-        try:
-            dataset = self._opened(asked)
-            if not asked.look:
-                with dataset.meeting:
-                    self._meet(dataset, body)
-                    if asked.fill:
-                        self._fill(dataset)
-        except (ParioError, OSError) as e:
-            return packed({"problem": str(e)})
+        dataset = self._opened(asked)
+        if not asked.look:
+            with dataset.meeting:
+                self._meet(dataset, body)
+                if asked.fill:
+                    self._fill(dataset)
         stage = dataset.stage
         words: dict[str, Any] = {"slot": dataset.slot}
         if asked.look:
@@ -329,7 +328,7 @@ class Host:
             if stage.placement is not None:
                 return
             rooms = [room if node == self.number else 0 for node in range(nodes)]
-            owners = assign(_seed(dataset.identity), np.arange(chunks), rooms, 1).owners
+            owners = placed(dataset.identity, np.arange(chunks), rooms, []).owners
         placement = Placement(owners=owners, nodes=nodes)
         peers = Peers(placement, self._servers, serves=True, identity=dataset.identity, grid=stage.grid)
         keeps = kept_chunks(placement, self.number, np.arange(chunks), room)
@@ -365,25 +364,20 @@ class Host:
 
     def _placed(self, dataset: _Dataset, body: bytes) -> np.ndarray:
         """i32[chunks, copies]: see `Placement`. Raises OSError, ValueError, ParioError."""
-        words, raw = unpacked(self._answer_assign(body) if self.number == 0 else self._first.call(ASSIGN, body)[1])
-        if words.get("problem"):
-            raise ParioError(words["problem"])
+        words, raw = _good(self._answer_assign(body) if self.number == 0 else self._first.call(ASSIGN, body)[1])
         chunks, copies = dataset.stage.grid.chunks, int(words.get("copies", 0))
         return np.frombuffer(raw, np.int32, chunks * copies).reshape(chunks, copies)
 
     def _answer_assign(self, body: bytes) -> bytes:
-        """By the first service. Raises ValueError."""
+        """By the first service. Raises ValueError, ParioError, OSError."""
         asked = _Asked.read(body)
-        try:
-            with self._placing:
-                owners = self._placements.get(asked.identity)
-                if owners is None or time.monotonic() > self._looked[asked.identity] + _LOOK_S:
-                    found = self._ask_all(asked, body)
-                    if owners is None:
-                        owners = self._placements[asked.identity] = found
-                    self._looked[asked.identity] = time.monotonic()
-        except (ParioError, OSError) as e:
-            return packed({"problem": str(e)})
+        with self._placing:
+            owners = self._placements.get(asked.identity)
+            if owners is None or time.monotonic() > self._looked[asked.identity] + _LOOK_S:
+                found = self._ask_all(asked, body)
+                if owners is None:
+                    owners = self._placements[asked.identity] = found
+                self._looked[asked.identity] = time.monotonic()
         return packed({"copies": owners.shape[1]}, owners.tobytes())
 
     def _ask_all(self, asked: _Asked, body: bytes) -> np.ndarray:
@@ -397,30 +391,21 @@ class Host:
             else room.call(lambda client=client: client.call(ROOM, body)[1])
             for node, client in enumerate(self._clients)
         ]
-        rooms = [0] * len(answers)
-        tell = len(answers) * grid.chunks <= MOST_BITS
-        held = np.zeros((len(answers), grid.chunks), bool) if tell else None
+        rooms, held = [0] * len(answers), [b""] * len(answers)
         for node, future in enumerate(answers):
             try:
-                words, raw = unpacked(future.result())
-                if words.get("problem"):
-                    raise ParioError(words["problem"])
+                words, bits = _good(future.result())
                 rooms[node] = int(words["room"])
-                if raw and held is not None:
-                    held[node] = np.unpackbits(np.frombuffer(raw, np.uint8), count=grid.chunks)
+                if len(bits) == -(-grid.chunks // 8):
+                    held[node] = bits
             except (OSError, ValueError, KeyError, ParioError) as e:
                 _log.warning("node %d keeps nothing of %s: %s", node, asked.path, e)
-        placed = assign(_seed(asked.identity), np.arange(grid.chunks), rooms, COPIES, held=held)
-        return np.ascontiguousarray(placed.owners)
+        return np.ascontiguousarray(placed(asked.identity, np.arange(grid.chunks), rooms, held).owners)
 
     def _answer_room(self, body: bytes) -> bytes:
-        """Raises ValueError."""
-        try:
-            stage = self._opened(_Asked.read(body)).stage
-        except (ParioError, OSError) as e:
-            return packed({"problem": str(e)})
-        tell = len(self._clients) * stage.grid.chunks <= MOST_BITS
-        return packed({"room": max(tier.room() for tier in stage.tiers)}, stage.held_bits() if tell else b"")
+        """Raises ValueError, ParioError, OSError."""
+        stage = self._opened(_Asked.read(body)).stage
+        return packed({"room": max(tier.room() for tier in stage.tiers)}, stage.held_bits(len(self._clients)))
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -464,5 +449,17 @@ class Host:
             os.close(self._lock_file)
 
 
-def _seed(identity: bytes) -> int:
-    return int.from_bytes(identity[:8], "little")
+def _answered(answer: Callable[[bytes], bytes], body: bytes) -> bytes:
+    """The answer, or what kept it away. Raises ValueError."""
+    try:
+        return answer(body)
+    except (ParioError, OSError) as e:
+        return packed({"problem": str(e)})
+
+
+def _good(body: bytes) -> tuple[dict[str, Any], bytes]:
+    """What an answer says. Raises ParioError where there is none, ValueError."""
+    words, raw = unpacked(body)
+    if words.get("problem"):
+        raise ParioError(words["problem"])
+    return words, raw

@@ -118,7 +118,7 @@ class Reader:
         self._replaced = False
         self._grow = grow and self.recipe.locate in ("auto", "speculate", "cursor")
         # Usually through the page cache: a set that fits into memory is read from the storage once, and a cold file
-        # costs nothing by it on a store of 200 MB/s. For fast disks of the node see fetch/past_cache.py.
+        # costs nothing by it on a store of 200 MB/s.
         self.file = DataFile(paths, self.world, self.options, FETCHERS[self.recipe.fetch or "posix"])
         try:
             self._open(db, save_index, progress)
@@ -160,31 +160,26 @@ class Reader:
         self.snapshot = snapshot = snapshots[0]  # of the only file, or the first one; `_agree` raised without any
         self.path = file.path
         self.index: Index
-        self._walked_through_tiers = False
-        if len(snapshots) > 1:
-            self.index, self.checked = open_several(
-                file, world, snapshots, name, self.recipe, save=save_index and self._uses_sidecar, progress=progress
-            )
-            return
+        one, save = len(snapshots) == 1, save_index and self._uses_sidecar
         # What a walk reads much of it should bring into the tiers at once.
-        early = self._tiers and name is None and _walk_share(snapshot) > _LITTLE
-        if early:
+        self._walked_through_tiers = one and self._tiers and name is None and _walk_share(snapshot) > _LITTLE
+        if self._walked_through_tiers:
             self.stage = _open_tiers(self, None)
             if self.stage is not None:
                 self.stage.meet(world, None, None)
-        self._walked_through_tiers = early
         # LMDBIO's readers get the extents from one process that walks through the whole tree ("walk").
-        alone = self.recipe.locate == "walk" and world.rank != 0
-        self.index = open_index(
-            Database(self.path, snapshot, name),
-            None if alone else file.opened,
-            world,
-            save=save_index and self._uses_sidecar,
-            progress=progress,
-            saved=saved,
-            grow=(lambda: file.pool) if self._grow else None,
-        )
-        self.checked = checks_of(file, self.index, 0, self.index.trusted)
+        pool = None if self.recipe.locate == "walk" and world.rank != 0 else file.opened
+        if one:
+            grow = (lambda: file.pool) if self._grow else None
+            database = Database(self.path, snapshot, name)
+            self.index = open_index(database, pool, world, save=save, progress=progress, saved=saved, grow=grow)
+        else:
+            if self.recipe.source == "per_rank":
+                what = "this recipe reads one LMDB with py-lmdb"
+                raise world.raised_by_all(OptionError(what, path=self.path, hint="Use another one."))
+            several = [Database(*each, name) for each in zip(file.paths, snapshots, strict=True)]
+            self.index = open_several(several, file, world, reads=pool is not None, save=save, progress=progress)
+        self.checked = checks_of(file, self.index)
 
     def _look_together(self, db: bytes | None) -> tuple[tuple[Snapshot, ...], Saved | None, BaseException | None]:
         """The leaders open the file, and one rank decides which snapshots all ranks read: these; on that rank what the

@@ -21,7 +21,7 @@ import numpy as np
 from pario.comm.base import together
 from pario.dataset.reader import Reader
 from pario.errors import OptionError
-from pario.format.layout import MDB_INTEGERKEY, MDB_REVERSEKEY
+from pario.locate.base import Index
 from pario.plan import selection
 from pario.plan.mixture import Mixture
 from pario.plan.schedule import even_split
@@ -78,23 +78,15 @@ class Wanted(ABC):
 
 
 class Usual(Wanted):
-    """select=None: all records but the meta records."""
+    """All records; without a mark, which is select=None, all but the meta records."""
 
-    mark = None
     grows = True
 
-    def runs(self, reader: Reader) -> np.ndarray:
-        return selection.all_but(list(reader.index.meta), len(reader))
-
-
-class Everything(Wanted):
-    """select="all"."""
-
-    mark = ("all",)
-    grows = True
+    def __init__(self, *mark: str) -> None:
+        self.mark = mark or None
 
     def runs(self, reader: Reader) -> np.ndarray:
-        return selection.all_but([], len(reader))
+        return selection.all_but([] if self.mark else list(reader.index.meta), len(reader))
 
 
 class Ids(Wanted):
@@ -199,22 +191,30 @@ class Prefix(Wanted):
 
     def runs(self, reader: Reader) -> np.ndarray:
         prefix, index, world = self._prefix, reader.index, reader.world
-        for stretch in index.files.stretches:
-            assert stretch.database.record is not None  # of an open index
-            if stretch.database.record.md_flags & (MDB_INTEGERKEY | MDB_REVERSEKEY):
-                return Keys(lambda key: key.startswith(prefix)).runs(reader)
-
-        def begin(i: int) -> bytes:
-            return index.keys([i])[0][: len(prefix)]
-
+        if not all(stretch.in_byte_order for stretch in index.files.stretches):
+            return Keys(lambda key: key.startswith(prefix)).runs(reader)
         runs: list[tuple[int, int]] = []
         with together(world, "looking for a prefix (select)"):
             if world.rank == 0:
-                for _, start, stop, *_ in index.files.stretches:
-                    low = bisect_left(range(stop), prefix, start, key=begin)
-                    high = bisect_right(range(stop), prefix, low, key=begin)
-                    runs += [(low, high)] if low < high else []
+                runs = runs_with(prefix, index)
         return selection.joined(np.array(runs, np.int64).reshape(-1, 2))
+
+
+def runs_with(prefix: bytes, index: Index) -> list[tuple[int, int]]:
+    """[low, high) of the records of each file whose keys begin so, if it has any; all records of one whose keys are not
+    ordered as bytes. Not collective."""
+
+    def begin(i: int) -> bytes:
+        return index.keys([i])[0][: len(prefix)]
+
+    runs = []
+    for stretch in index.files.stretches:
+        low, high = stretch.start, stretch.stop
+        if prefix and stretch.in_byte_order:
+            low = bisect_left(range(high), prefix, low, key=begin)
+            high = bisect_right(range(high), prefix, low, key=begin)
+        runs += [(low, high)] if low < high else []
+    return runs
 
 
 class Sources(Wanted):
@@ -265,7 +265,7 @@ def as_wanted(select: Any, *, sources: bool = False) -> Wanted:
         return Usual()
     if isinstance(select, str):
         if select == "all":
-            return Everything()
+            return Usual("all")
         raise OptionError(
             f'select is a text, {select[:_SHOWN]!r}; the only one that it can be is "all"',
             hint="Keys are bytes: b'...' for those that begin with a prefix, re.compile(rb'...') for a pattern.",
@@ -279,11 +279,15 @@ def as_wanted(select: Any, *, sources: bool = False) -> Wanted:
             raise OptionError("select is a pattern for text, and keys are bytes", hint="Compile rb'...' instead.")
         return Keys(select.match, "pattern", select.pattern, select.flags)
     if callable(select):
-        code = getattr(getattr(select, "__code__", None), "co_code", b"")
-        name = getattr(select, "__qualname__", type(select).__qualname__)
-        digest = hashlib.blake2b(code, digest_size=4).hexdigest()
-        return Keys(select, "function", getattr(select, "__module__", ""), name, digest)
+        return Keys(select, "function", getattr(select, "__module__", ""), *mark_of(select))
     return Ids(select)
+
+
+def mark_of(function: Callable[..., Any]) -> tuple[str, str]:
+    """The name of a user's function, and a hash of its code."""
+    code = getattr(getattr(function, "__code__", None), "co_code", b"")
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return name, hashlib.blake2b(code, digest_size=4).hexdigest()
 
 
 def choose(wanted: Wanted, reader: Reader, *, file_order: bool) -> Selection | None:
@@ -346,24 +350,15 @@ def picked(wanted: Wanted, reader: Reader) -> np.ndarray:
 
 
 def _figures(runs: np.ndarray, nbytes: np.ndarray) -> Figures:
-    total = largest = 0
-    if len(runs) <= FEW_RUNS:
-        parts = [nbytes[first:stop] for first, stop in runs.tolist()]
-    else:
-        cuts = range(0, len(runs), FEW_RUNS)
-        parts = [nbytes[selection.expanded(runs[k : k + FEW_RUNS], np.dtype(np.int64))] for k in cuts]
-    for part in parts:
-        total, largest = total + int(part.sum()), max(largest, int(part.max()))
+    edges = runs.reshape(-1)  # every second stretch between them is a run
+    edges = edges[edges < len(nbytes)]
+    total, largest = int(np.add.reduceat(nbytes, edges)[::2].sum()), int(np.maximum.reduceat(nbytes, edges)[::2].max())
     return Figures(total / int((runs[:, 1] - runs[:, 0]).sum()), largest)
 
 
 def _in_file_order(runs: np.ndarray, by_offset: np.ndarray, n: int) -> np.ndarray:
-    mask = np.zeros(n, bool)
-    if len(runs) <= FEW_RUNS:
-        for first, stop in runs.tolist():
-            mask[first:stop] = True
-    else:
-        mask[selection.expanded(runs, selection.id_type(n))] = True
+    edges = np.concatenate([[0], runs.reshape(-1), [n]])
+    mask = np.repeat(np.arange(len(edges) - 1) % 2 == 1, np.diff(edges))
     return by_offset[mask[by_offset]].astype(selection.id_type(n))
 
 

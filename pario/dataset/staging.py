@@ -7,7 +7,7 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,19 +18,13 @@ from pario.dataset.tiers import OpenTiers, same_disks, share_memory, tiers_by_de
 from pario.errors import ParioError
 from pario.fetch.base import Fetcher
 from pario.fetch.checked import Checked
-from pario.fetch.direct import DirectFetcher
 from pario.fetch.joined import bases_of
-from pario.fetch.limited import open_limited
-from pario.fetch.traced import open_traced
 from pario.format.meta import Snapshot
 from pario.locate.base import Index
-from pario.machine import is_rotating
 from pario.options import READ_BYTES, Options
 from pario.plan.placement import NOBODY, Placement, assign
 from pario.plan.selection import Selection
-from pario.plane.joining import store_agent
 from pario.stats.rank import RankStats
-from pario.stats.tracing import recorder_of
 from pario.tiers.asking import CHUNK_BYTES
 from pario.tiers.base import AnyTier
 from pario.tiers.grid import Grid
@@ -44,11 +38,12 @@ from pario.wire.client import Address
 _log = logging.getLogger("pario")
 
 #: Nodes tell each other what they hold if that is at most this many bits: 8 MiB on each rank.
-MOST_BITS = 64 << 20
+_MOST_BITS = 64 << 20
 #: This many copies of a chunk other nodes know of, if the quotas have room for them; further ones serve their own node.
-COPIES = 4
+_COPIES = 4
 
 
+@dataclass(eq=False)
 class Stage:
     """The tiers of one rank.
 
@@ -63,41 +58,30 @@ class Stage:
     chosen : the records that are read; None: all
     """
 
-    def __init__(
-        self,
-        tiers: list[AnyTier],
-        memory: MemoryTier | None,
-        watch: PressureWatch | None,
-        snapshots: Sequence[Snapshot],
-        options: Options,
-        identity: bytes,
-        grid: Grid,
-        *,
-        everywhere: bool,
-    ) -> None:
-        self.everywhere = everywhere
-        self.local = False
-        self.grid = grid
-        self.tiers = tiers
-        self.memory = memory
-        self.fetcher: StagedFetcher | None = None
-        self._snapshots = snapshots
-        self._options = options
-        self._identity = identity
-        self.placement: Placement | None = None
-        self.peers: Peers | None = None
-        self.service: Service | None = None
-        self.keeps: np.ndarray | None = None
-        self._brings: np.ndarray | None = None
-        self.chosen: Selection | None = None
-        self._used: np.ndarray | None = None
-        self._also: int | None = None
-        self._watch = watch
-        #: whether what keeps its copies is there no more
-        self.is_lost: Callable[[], bool] = lambda: False
-        self._counting = threading.Lock()
-        self.store_reads = self.store_bytes = 0
-        self.stats: RankStats | None = None  # counts the same, since there is a loader
+    tiers: list[AnyTier]
+    memory: MemoryTier | None
+    watch: PressureWatch | None
+    snapshots: Sequence[Snapshot]
+    options: Options
+    identity: bytes
+    grid: Grid
+    everywhere: bool
+    local: bool = False
+    fetcher: StagedFetcher | None = None
+    placement: Placement | None = None
+    peers: Peers | None = None
+    service: Service | None = None
+    keeps: np.ndarray | None = None
+    _brings: np.ndarray | None = None
+    chosen: Selection | None = None
+    _used: np.ndarray | None = None
+    _also: int | None = None
+    #: whether what keeps its copies is there no more
+    is_lost: Callable[[], bool] = lambda: False
+    _counting: threading.Lock = field(default_factory=threading.Lock)
+    store_reads: int = 0
+    store_bytes: int = 0
+    stats: RankStats | None = None  # counts the same, since there is a loader
 
     def count(self, reads: int, nbytes: int) -> None:
         """Count what this rank asked of the store. Any thread."""
@@ -116,10 +100,9 @@ class Stage:
         """A fetcher that asks the tiers before the store."""
         self.fetcher = StagedFetcher(
             store,
-            self._snapshots,
+            self.snapshots,
             self.tiers,
             grid=self.grid,
-            past_cache=_past_cache(store, self._options.trace),
             read_bytes=READ_BYTES,
             local=self.local,
             count=self.count,
@@ -146,7 +129,7 @@ class Stage:
 
         index, checked : None if the index is still to be made, through the tiers
         """
-        options, grid = self._options, self.grid
+        options, grid = self.options, self.grid
         if self.peers is not None or self.local:  # by the node's service
             return
         if not options.peers or world.nodes < 2:
@@ -162,7 +145,7 @@ class Stage:
             room = max(tier.room() for tier in self.tiers)
             # Others cannot ask a node that does not serve: what it keeps is its own affair.
             address = self.service.address if self.service is not None else None
-            told = world.node, address, room, self.held_bits() if world.nodes * grid.chunks <= MOST_BITS else b""
+            told = world.node, address, room, self.held_bits(world.nodes)
         nodes = sorted((each for each in world.allgather(told) if each is not None), key=lambda each: each[0])
         # Chunks without records are the first ones to have no node. An index that still grows does not know them.
         worth = np.arange(grid.chunks)
@@ -171,22 +154,13 @@ class Stage:
             worth = np.concatenate([used, np.setdiff1d(worth, used)])
         rooms = [room for _, _, room, _ in nodes]
         offers = [room if address is not None else 0 for _, address, room, _ in nodes]
-        held = np.zeros((len(nodes), grid.chunks), bool)
-        for number, (_, address, _, bits) in enumerate(nodes):
-            if bits and address is not None:
-                held[number] = np.unpackbits(np.frombuffer(bits, np.uint8), count=grid.chunks)
-        placement = assign(
-            int.from_bytes(self._identity[:8], "little"),
-            worth,
-            offers,
-            COPIES,
-            held=held,
-        )
+        held = [bits if address is not None else b"" for _, address, _, bits in nodes]
+        placement = placed(self.identity, worth, offers, held)
         peers = Peers(
             placement,
             Servers(world.node, [address for _, address, _, _ in nodes], secret),
             serves=world.is_leader,
-            identity=self._identity,
+            identity=self.identity,
             grid=grid,
             count=lambda nbytes: self.count_peers(came=nbytes),
         )
@@ -194,10 +168,11 @@ class Stage:
         # The other ranks of a node leave its chunks to the first one.
         self.share(placement, peers, keeps, keeps if world.is_leader else np.zeros(grid.chunks, bool))
 
-    def held_bits(self) -> bytes:
-        """What an earlier job has left on this node's disks, a bit per chunk; empty if that is nothing."""
+    def held_bits(self, nodes: int) -> bytes:
+        """What an earlier job has left on this node's disks, a bit per chunk; empty if that is nothing, or if this many
+        nodes would have too much to tell."""
         held = self.held()
-        return np.packbits(held).tobytes() if held.any() else b""
+        return np.packbits(held).tobytes() if held.any() and nodes * self.grid.chunks <= _MOST_BITS else b""
 
     def held(self) -> np.ndarray:
         """bool[chunks]: what the tiers hold."""
@@ -210,9 +185,9 @@ class Stage:
         assert self.fetcher is not None  # the node's first rank has opened the file
         try:
             return Service(
-                {self._identity: self.fetcher}.get,
+                {self.identity: self.fetcher}.get,
                 secret,
-                threads=self._options.usual_inflight,
+                threads=self.options.usual_inflight,
                 clients=world.size,
                 network=True,
                 count=lambda nbytes: self.count_peers(served=nbytes),
@@ -277,8 +252,8 @@ class Stage:
     def close(self) -> None:
         """Idempotent. Copies on disks stay, those in memory until the last rank of the node has closed them."""
         self.part(0)
-        if self._watch is not None:
-            self._watch.close()
+        if self.watch is not None:
+            self.watch.close()
         for tier in self.tiers:
             tier.close()
         self.fetcher = None  # it refers to this: else the mappings of memory wait for the garbage collector
@@ -299,6 +274,16 @@ def used_chunks(grid: Grid, index: Index, checked: Checked, chosen: Selection | 
         offsets, nbytes = index.extents_of(chosen.ids(np.arange(start, stop)))
         held[grid.chunks_at(*checked.spans(offsets, nbytes))] = True
     return np.flatnonzero(held)
+
+
+def placed(identity: bytes, worth: np.ndarray, rooms: Sequence[int], held_bits: Sequence[bytes]) -> Placement:
+    """`assign` the chunks of this state of a dataset. held_bits : of each node, as of `Stage.held_bits`"""
+    held = None
+    if any(held_bits):
+        held = np.zeros((len(rooms), len(worth)), bool)
+        for row, bits in zip(held, held_bits, strict=True):
+            row[:] = np.unpackbits(np.frombuffer(bits, np.uint8), count=len(row)) if bits else False
+    return assign(int.from_bytes(identity[:8], "little"), worth, rooms, _COPIES, held=held)
 
 
 def kept_chunks(placement: Placement, node: int, worth: np.ndarray, room: int) -> np.ndarray:
@@ -363,16 +348,3 @@ def open_stage(
     stage.local = local
     file.read_through(stage.through)
     return stage
-
-
-def _past_cache(store: Fetcher, trace: str | None) -> Fetcher | None:
-    """The same open file past the page cache, if it lies on a block device of this node."""
-    if len(store.files) > 1 or is_rotating(store.files[0].status().st_dev) is None:
-        return None
-    (file,) = store.files
-    try:
-        with store_agent() as gate:
-            direct = partial(DirectFetcher, store.path, f"/proc/self/fd/{file.fileno()}")
-            return open_limited(partial(open_traced, direct, recorder_of(trace)), gate)
-    except ParioError:  # a file system without O_DIRECT
-        return None

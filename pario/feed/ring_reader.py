@@ -131,16 +131,11 @@ class RingReader(Source):
             return 0
         schedule, nbytes, row, seat = self._schedule, self._slots.nbytes, self._row, self._context.seats.mine
         width = self.width
-        if schedule.pieces > 1:
+        if schedule.pieces > 1 or not schedule.is_even:
             return sum(
                 int(nbytes[step % len(nbytes), row + a * width : row + b * width].sum())
                 for step, piece in (divmod(tick, schedule.pieces) for tick in range(first, stop))
                 for a, b in [schedule.piece_rows(step, seat, piece)]
-            )
-        if not schedule.is_even:
-            return sum(
-                int(nbytes[step % len(nbytes), row : row + schedule.rows(step, seat) * width].sum())
-                for step in range(first, stop)
             )
         last = stop - 1  # may be shorter than the others; the rest of its row is stale
         steps = np.arange(first, last) % len(nbytes)

@@ -11,33 +11,12 @@ import numpy as np
 from pario.errors import ReadError
 
 
-class OpenFile(ABC):
-    """A file that a fetcher has open. Any thread.
-
-    path : as it was opened
-    """
-
-    path: str
-
-    @abstractmethod
-    def fileno(self) -> int:
-        """The open file. Raises ClosedError."""
-
-    @abstractmethod
-    def status(self) -> os.stat_result:
-        """Status of the open file at its opening, whatever its path leads to now. Sends no request to the storage."""
-
-    @abstractmethod
-    def is_replaced(self) -> bool:
-        """True if the path leads to another file than the open one, or to none. Raises ClosedError."""
-
-
 class Fetcher(ABC):
     """Bytes by their address: the offset in one open data file, or in several that are joined (joined.py). All methods
     may be called from several threads at once.
 
     path : the data file; several are separated by commas
-    files : what is open
+    files : one fetcher for each file
     nbytes : size in bytes when it was opened; no address is larger
     align : offsets, lengths and memory of `read` must be multiples of this many bytes
 
@@ -60,12 +39,7 @@ class Fetcher(ABC):
 
     @property
     @abstractmethod
-    def files(self) -> tuple[OpenFile, ...]: ...
-
-    @property
-    def members(self) -> tuple[Fetcher, ...]:
-        """One fetcher per file."""
-        return (self,)
+    def files(self) -> tuple[OneFile, ...]: ...
 
     def file_of(self, addresses: np.ndarray) -> np.ndarray:
         """i64[n], the number of the file in which each of these addresses (i64[n]) lies."""
@@ -106,6 +80,48 @@ class Fetcher(ABC):
     @abstractmethod
     def close(self) -> None:
         """Idempotent; later calls of other methods raise ClosedError."""
+
+
+class OneFile(Fetcher):
+    """A fetcher that has one file open. path : as it was opened"""
+
+    @property
+    def files(self) -> tuple[OneFile, ...]:
+        return (self,)
+
+    @abstractmethod
+    def fileno(self) -> int:
+        """The open file. Raises ClosedError."""
+
+    @abstractmethod
+    def status(self) -> os.stat_result:
+        """Status of the open file at its opening, whatever its path leads to now. Sends no request to the storage."""
+
+    @abstractmethod
+    def is_replaced(self) -> bool:
+        """True if the path leads to another file than the open one, or to none. Raises ClosedError."""
+
+
+class Guarded(OneFile):
+    """A fetcher that is asked through this one, which sees its requests. store : is closed with this"""
+
+    watched = True
+
+    def __init__(self, store: OneFile) -> None:
+        self._store = store
+        self.path, self.nbytes, self.align, self.limited = store.path, store.nbytes, store.align, store.limited
+
+    def fileno(self) -> int:
+        return self._store.fileno()
+
+    def status(self) -> os.stat_result:
+        return self._store.status()
+
+    def announce(self, operations: int) -> None:
+        self._store.announce(operations)
+
+    def close(self) -> None:
+        self._store.close()
 
 
 def read_error(path: str, offset: int, wanted: int, got: int, errno: int) -> ReadError:

@@ -8,12 +8,12 @@ from contextlib import suppress
 import numpy as np
 
 from pario.errors import ClosedError, FileError
-from pario.fetch.base import Fetcher, OpenFile, read_error
+from pario.fetch.base import OneFile, read_error
 from pario.kernels.reads import read_spans
 from pario.machine import absolute
 
 
-class FileFetcher(Fetcher, OpenFile):
+class FileFetcher(OneFile):
     """An open file. It closes at the latest with the last reference: a thread that still reads keeps it open.
 
     via : another name of the file, opened instead of `path`, which may lead elsewhere by now
@@ -24,10 +24,6 @@ class FileFetcher(Fetcher, OpenFile):
         self._fd = self._read_fd = _open(via or path)
         self._status = os.fstat(self._fd)
         self.nbytes = self._status.st_size
-
-    @property
-    def files(self) -> tuple[OpenFile, ...]:
-        return (self,)
 
     def fileno(self) -> int:
         self._check_open()

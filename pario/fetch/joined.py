@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from pario.fetch.base import Fetcher, OpenFile
+from pario.fetch.base import Fetcher, OneFile
 from pario.fetch.checked import NONE_SEEN, Checked
 from pario.records import EXTENT, Records
 
@@ -51,7 +51,7 @@ class JoinedFetcher(Fetcher):
     bases : i64[files], the address at which each begins
     """
 
-    def __init__(self, files: Sequence[Fetcher], sizes: Sequence[int] | None = None) -> None:
+    def __init__(self, files: Sequence[OneFile], sizes: Sequence[int] | None = None) -> None:
         self._files = tuple(files)
         lengths = np.array([file.nbytes for file in self._files] if sizes is None else sizes, np.int64)
         self.bases = bases_of(lengths)
@@ -63,11 +63,7 @@ class JoinedFetcher(Fetcher):
         self._ends = self.bases + -(-lengths // self.align) * self.align
 
     @property
-    def files(self) -> tuple[OpenFile, ...]:
-        return tuple(opened for file in self._files for opened in file.files)
-
-    @property
-    def members(self) -> tuple[Fetcher, ...]:
+    def files(self) -> tuple[OneFile, ...]:
         return self._files
 
     def file_of(self, addresses: np.ndarray) -> np.ndarray:
@@ -113,17 +109,6 @@ class JoinedFetcher(Fetcher):
             own["offset"] -= self.bases[number]
             there[mine] = self._files[number].read_now(own, out, np.asarray(starts)[mine])
         return there
-
-    def cached_share(self, offset: int, nbytes: int) -> float | None:
-        cached = 0.0
-        for file, base in zip(self._files, self.bases.tolist(), strict=True):
-            first, stop = max(offset - base, 0), min(offset + nbytes - base, file.nbytes)
-            if first < stop:
-                share = file.cached_share(first, stop - first)
-                if share is None:
-                    return None
-                cached += share * (stop - first)
-        return cached / nbytes
 
     def close(self) -> None:
         for file in self._files:

@@ -7,7 +7,6 @@ read-ahead, is switched off.
 
 from __future__ import annotations
 
-import os
 import time
 import weakref
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from pario.errors import FileError
-from pario.fetch.base import Fetcher, OpenFile
+from pario.fetch.base import Guarded, OneFile
 
 
 class Gate(Protocol):
@@ -37,7 +36,7 @@ class Gate(Protocol):
 _LOOKS = 2
 
 
-def open_limited(make: Callable[[], Fetcher], gate: Gate | None) -> Fetcher:
+def open_limited(make: Callable[[], OneFile], gate: Gate | None) -> OneFile:
     """The fetcher that `make` opens, behind the gate; as it is without one. Raises what `make` raises."""
     if gate is None:
         return make()
@@ -50,37 +49,27 @@ def open_limited(make: Callable[[], Fetcher], gate: Gate | None) -> Fetcher:
     return LimitedFetcher(store, gate)
 
 
-class LimitedFetcher(Fetcher):
-    """Reads behind a gate. store : is closed with this; gate : is held, and released when nobody needs this any more"""
+class LimitedFetcher(Guarded):
+    """Reads behind a gate, which is held, and released when nobody needs this any more."""
 
-    limited = watched = True
     #: Seconds that reads of this process, whose fetchers have one gate, have waited for it: the sum over all threads.
     waited_s = 0.0
 
-    def __init__(self, store: Fetcher, gate: Gate) -> None:
-        self._store, self._gate = store, gate
-        self.path, self.nbytes, self.align = store.path, store.nbytes, store.align
-        self._files = tuple(_LimitedFile(file, gate) for file in store.files)
+    def __init__(self, store: OneFile, gate: Gate) -> None:
+        super().__init__(store)
+        self._gate, self.limited = gate, True
         gate.hold()
         self._release = weakref.finalize(self, gate.release)
         self._release.atexit = False
-
-    @property
-    def files(self) -> tuple[OpenFile, ...]:
-        return self._files
 
     def pread(self, offset: int, nbytes: int) -> bytes:
         self._gate.take(nbytes, 1)
         return self._store.pread(offset, nbytes)
 
     def read(self, reads: np.ndarray, out: np.ndarray, starts: np.ndarray) -> None:
-        sizes = reads["nbytes"]
-        if len(sizes) == 1:  # a sum costs more than the bucket
-            self._wait(int(sizes[0]), 1)
-            self._store.read(reads, out, starts)
-            return
-        total, grain = int(sizes.sum()), self._gate.grain_bytes
-        if total <= grain:
+        sizes, grain = reads["nbytes"], self._gate.grain_bytes
+        total = int(sizes[0] if len(sizes) == 1 else sizes.sum())  # a sum costs more than the bucket
+        if total <= grain or len(sizes) == 1:
             self._wait(total, len(reads))
             self._store.read(reads, out, starts)
             return
@@ -100,27 +89,10 @@ class LimitedFetcher(Fetcher):
     def announce(self, operations: int) -> None:
         self._gate.take(0, operations)
 
-    def cached_share(self, offset: int, nbytes: int) -> float | None:
-        return self._store.cached_share(offset, nbytes)
-
-    def close(self) -> None:
-        self._store.close()
-        self._release()
-
-
-class _LimitedFile(OpenFile):
-    """Whose path is looked at through the gate."""
-
-    def __init__(self, file: OpenFile, gate: Gate) -> None:
-        self._file, self._gate = file, gate
-        self.path = file.path
-
-    def fileno(self) -> int:
-        return self._file.fileno()
-
-    def status(self) -> os.stat_result:
-        return self._file.status()
-
     def is_replaced(self) -> bool:
         self._gate.take(0, 1)
-        return self._file.is_replaced()
+        return self._store.is_replaced()
+
+    def close(self) -> None:
+        super().close()
+        self._release()

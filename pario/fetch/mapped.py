@@ -17,15 +17,7 @@ import numpy as np
 from pario.errors import FileError
 from pario.fetch.base import read_error
 from pario.fetch.file import FileFetcher
-from pario.kernels.jit import kernel
-from pario.kernels.pack import copy_bytes
-
-
-@kernel
-def copy_spans(mapping, offsets, sizes, out, starts):  # type: ignore[no-untyped-def]
-    """out[starts[i] : starts[i] + sizes[i]] = mapping[offsets[i] : offsets[i] + sizes[i]], unchecked."""
-    for i in range(len(offsets)):
-        copy_bytes(out, starts[i], mapping, offsets[i], sizes[i])
+from pario.kernels.pack import copy_ranges
 
 
 class MappedFetcher(FileFetcher):
@@ -51,7 +43,7 @@ class MappedFetcher(FileFetcher):
         if len(short):
             offset, wanted = int(offsets[short[0]]), int(sizes[short[0]])
             raise read_error(self.path, offset, wanted, max(0, there - offset), 0)
-        copy_spans(self._bytes, offsets, sizes, out, starts)
+        copy_ranges(self._bytes, offsets, sizes, out, starts, np.ones(len(offsets), bool))
 
     def close(self) -> None:
         mapping, self._map = self._map, None

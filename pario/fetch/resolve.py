@@ -12,7 +12,7 @@ from stat import S_ISDIR, S_ISREG
 from typing import TypeVar
 
 from pario.errors import FileError, MissingError, OptionError
-from pario.fetch.base import Fetcher
+from pario.fetch.base import OneFile
 from pario.fetch.direct import DirectFetcher
 from pario.fetch.file import FileFetcher
 from pario.fetch.mapped import MappedFetcher
@@ -25,7 +25,7 @@ FETCHERS: dict[str, type[FileFetcher]] = {
     "mapped": MappedFetcher,
 }
 
-F = TypeVar("F", bound=Fetcher)
+F = TypeVar("F", bound=OneFile)
 
 #: What users name: one path, or several in a list or a tuple. Each may be a pattern, or a folder of LMDBs.
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -144,12 +144,11 @@ def _members(folder: str) -> list[str]:
     return sorted(found)
 
 
-def _check_distinct(files: Sequence[Fetcher]) -> None:
+def _check_distinct(files: Sequence[OneFile]) -> None:
     """Raises OptionError if two of them are the same file."""
     seen: dict[tuple[int, int], str] = {}
     for file in files:
-        (opened,) = file.files
-        status = opened.status()
+        status = file.status()
         which = status.st_dev, status.st_ino
         if which in seen:
             raise OptionError(

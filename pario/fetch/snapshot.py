@@ -152,8 +152,8 @@ def check_snapshot(fetcher: Fetcher, snapshot: Snapshot) -> None:
 def identity_of(store: Fetcher, snapshots: Sequence[Snapshot]) -> bytes:
     """bytes[32] that tell this state of the files from all others. (Device numbers differ between mounts.)"""
     found = hashlib.sha256()
-    for part, snapshot in zip(store.members, snapshots, strict=True):
-        status = part.files[0].status()
+    for part, snapshot in zip(store.files, snapshots, strict=True):
+        status = part.status()
         found.update(f"pario 1 {status.st_ino} {status.st_size} {status.st_mtime_ns} ".encode())
         found.update(part.pread(0, 2 * snapshot.page_size))
     return found.digest()

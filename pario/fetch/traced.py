@@ -12,11 +12,11 @@ from collections.abc import Callable
 import numpy as np
 
 from pario import machine
-from pario.fetch.base import Fetcher, OpenFile
+from pario.fetch.base import Guarded, OneFile
 from pario.stats.trace import OPEN, PREAD, PROBE, STAT, OpenedFile, Recorder
 
 
-def open_traced(make: Callable[[], Fetcher], recorder: Recorder | None) -> Fetcher:
+def open_traced(make: Callable[[], OneFile], recorder: Recorder | None) -> OneFile:
     """The fetcher of one file that `make` opens, traced; as it is without a recorder. Raises what `make` raises."""
     if recorder is None:
         return make()
@@ -26,22 +26,13 @@ def open_traced(make: Callable[[], Fetcher], recorder: Recorder | None) -> Fetch
     return fetcher
 
 
-def traced(fetcher: Fetcher | None, recorder: Recorder | None) -> Fetcher | None:
-    """An open fetcher of one file, traced from now on."""
-    return fetcher if fetcher is None or recorder is None else TracedFetcher(fetcher, recorder)
+class TracedFetcher(Guarded):
+    """Reads of one file. number : of the file, for events"""
 
-
-class TracedFetcher(Fetcher):
-    """Reads of one file. store : is closed with this; number : of the file, for events"""
-
-    watched = True
-
-    def __init__(self, store: Fetcher, recorder: Recorder) -> None:
-        self._store, self._recorder = store, recorder
-        self.limited = store.limited
-        self.path, self.nbytes, self.align = store.path, store.nbytes, store.align
-        (file,) = store.files
-        status = file.status()
+    def __init__(self, store: OneFile, recorder: Recorder) -> None:
+        super().__init__(store)
+        self._recorder = recorder
+        status = store.status()
         system = machine.file_system_of(store.path, status.st_dev)
         self.number = recorder.file(
             OpenedFile(
@@ -53,15 +44,6 @@ class TracedFetcher(Fetcher):
                 max(512, status.st_blksize),
             )
         )
-        self._files = (_TracedFile(file, recorder, self.number),)
-
-    @property
-    def files(self) -> tuple[OpenFile, ...]:
-        return self._files
-
-    @property
-    def long_bytes(self) -> int:  # type: ignore[override]
-        return self._store.long_bytes
 
     def pread(self, offset: int, nbytes: int) -> bytes:
         begin = time.perf_counter()
@@ -73,9 +55,6 @@ class TracedFetcher(Fetcher):
         begin = time.perf_counter()
         self._store.read(reads, out, starts)
         self._recorder.reads(begin, reads, self.number)
-
-    def announce(self, operations: int) -> None:
-        self._store.announce(operations)
 
     def read_now(self, reads: np.ndarray, out: np.ndarray, starts: np.ndarray) -> np.ndarray:
         begin = time.perf_counter()
@@ -90,23 +69,8 @@ class TracedFetcher(Fetcher):
         self._recorder.request(PROBE, begin, 1, 0, self.number)
         return share
 
-    def close(self) -> None:
-        self._store.close()
-
-
-class _TracedFile(OpenFile):
-    def __init__(self, file: OpenFile, recorder: Recorder, number: int) -> None:
-        self._file, self._recorder, self._number = file, recorder, number
-        self.path = file.path
-
-    def fileno(self) -> int:
-        return self._file.fileno()
-
-    def status(self) -> os.stat_result:
-        return self._file.status()
-
     def is_replaced(self) -> bool:
         begin = time.perf_counter()
-        found = self._file.is_replaced()
-        self._recorder.request(STAT, begin, 0, 0, self._number)
+        found = self._store.is_replaced()
+        self._recorder.request(STAT, begin, 0, 0, self.number)
         return found

@@ -26,7 +26,7 @@ from pario.threads import Workers
 from pario.tune.knobs import START_DEPTH, Knob
 
 if TYPE_CHECKING:
-    from pario.fetch.base import Fetcher
+    from pario.fetch.base import OneFile
     from pario.lmdb.store import DataFile, Store
     from pario.lmdb.txn import Transaction
 
@@ -139,7 +139,7 @@ def _pieces(offset: int, nbytes: int) -> list[tuple[int, int]]:
     return [(at, min(_PIECE_BYTES, end - at)) for at in range(offset, end, _PIECE_BYTES)]
 
 
-def _traced(file: Fetcher) -> Fetcher:
+def _traced(file: OneFile) -> OneFile:
     """The file; under `python -m pario trace` its requests are in the trace."""
     from pario.fetch.traced import traced  # with what writes files: few processes need it
     from pario.stats.tracing import recorder_of

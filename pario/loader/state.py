@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from pario.dataset.reader import Reader
-from pario.dataset.several import trees_of
 from pario.errors import StateError
 from pario.records import Records
 
@@ -45,10 +44,9 @@ def identify(reader: Reader, ends: Records) -> str:
     It covers the trees' page counts and these records; datasets that agree in them count as the same. It does not
     cover the extents of all records, because these may become known only while the records are read.
     """
-    trees = zip(trees_of(reader.file, reader.index), reader.index.files.stretches, strict=True)
     counts = tuple(
-        (stop - start, tree.md_depth, tree.md_branch_pages, tree.md_leaf_pages, tree.md_overflow_pages)
-        for tree, (_, start, stop, *_) in trees
+        (one.stop - one.start, *one.record[2:6])  # the depth, and pages of each kind
+        for one in reader.index.files.stretches
     )
     identity = hashlib.sha256(repr(counts[0] if len(counts) == 1 else counts).encode())
     for part in (*reader.keys(ends.ids), *ends):

@@ -8,7 +8,7 @@ import numpy as np
 
 from pario.format.layout import MDB_DUPSORT, Db
 from pario.format.meta import Snapshot
-from pario.locate.base import Index
+from pario.locate.base import Index, Stretch
 from pario.locate.frontier import Growth
 from pario.locate.guess import Speculator
 from pario.locate.hidden import without_last
@@ -46,41 +46,21 @@ class GrowingIndex(Index):
 
     saved : what a side-car will be of, once the index is complete
     growth : of this node
-    bytes_read : before the first record
-    ends : record id -> key of the first record and the last two, on rank 0
     """
 
     sizes_known = False
-    trusted = True
 
-    def __init__(self, saved: Saved, growth: Growth, *, ends: dict[int, bytes], bytes_read: int) -> None:
-        record, snapshot = growth.record, saved.database.snapshot
-        tree_bytes = (record.md_overflow_pages + record.md_leaf_pages) * snapshot.page_size
-        n = growth.n - (saved.entry is not None)
-        super().__init__(saved.database, n, max(1.0, tree_bytes / growth.n - snapshot.header), bytes_read)
-        self.entries = (saved.entry,)
+    def __init__(self, stretch: Stretch, saved: Saved, growth: Growth) -> None:
+        super().__init__([stretch], stretch.mean_bytes)
         self.growth = growth
         self._saved = saved
         self._places: Places | None = None
         self._keys: KeyTable | None = None
-        self._ends = ends
         self._lock = threading.Lock()
 
     @property
     def is_complete(self) -> bool:
         return self._places is not None or self.growth.is_complete
-
-    @property
-    def extents(self) -> np.ndarray:
-        return self._whole().extents
-
-    @property
-    def by_offset(self) -> np.ndarray | None:
-        return self._whole().by_offset
-
-    @property
-    def content_id(self) -> str:
-        return self._whole().content_id
 
     def _whole(self) -> Places:
         with self._lock:
@@ -89,25 +69,18 @@ class GrowingIndex(Index):
                 extents = self.growth.extents.view()
                 extents.flags.writeable = False
                 self._saved.places = self._places = arrange(extents, self.path)
-                if self._saved.entry is not None:
+                if self.entries[0] is not None:
                     self._places = without_last(self._places)
                 self.mean_bytes = self._places.mean_bytes
             return self._places
-
-    @property
-    def largest_bytes(self) -> int | None:
-        return int(self.extents["nbytes"].max()) if self.is_complete else None
 
     def places(self, ids: np.ndarray) -> np.ndarray:
         self.growth.reach(ids)
         return self.growth.extents[ids]
 
-    def keys(self, ids: np.ndarray | list[int]) -> list[bytes]:
-        wanted = self.checked(ids)
-        if all(i in self._ends for i in wanted.tolist()):
-            return [self._ends[i] for i in wanted.tolist()]
+    def _keys_of(self, ids: np.ndarray) -> list[bytes]:
         with self._lock:
-            return self.growth.keys(wanted) if self._keys is None else self._keys.get(wanted)
+            return self.growth.keys(ids) if self._keys is None else self._keys.get(ids)
 
     def group_bytes(self, schedule: Schedule, node_size: int, align: int, chosen: Selection | None = None) -> int:
         # What does not fit is read by the rank that takes it.

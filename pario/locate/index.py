@@ -4,37 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from pario.errors import CorruptedError
-from pario.locate.base import Index
-from pario.locate.database import Database
+from pario.locate.base import Index, Places, Stretch
 from pario.plan.schedule import Schedule, slot_capacity
 from pario.plan.selection import Selection
 from pario.records import EXTENT
-from pario.stats.rank import RankStats
 
 #: Ids that lie so close together are looked up by one read of a side-car.
 _NEAR_IDS = 1024
-
-
-@dataclass(frozen=True)
-class Places:
-    """Where all records lie. The arrays are shared by the ranks of a node.
-
-    extents : EXTENT[n]; by_offset : i64[n], ids in file order, or None where that is id order
-    content_id : of the extents; mean_bytes : of a value
-    """
-
-    extents: np.ndarray
-    by_offset: np.ndarray | None
-    content_id: str
-    mean_bytes: float
 
 
 #: After an index was closed.
@@ -64,7 +46,7 @@ class KeyTable:
     def get(self, ids: np.ndarray) -> list[bytes]:
         """The keys of these records (i64[m]), in this order."""
         if self.first is not None:
-            self.first = np.asarray(self.first)
+            self.first = self.first[:]  # in memory from now on
             ids = np.searchsorted(self.first, ids, side="right") - 1
         if len(ids) and (np.diff(ids) == 1).all():  # one after the other: all that go through a file ask so
             return self._near(ids)
@@ -80,8 +62,8 @@ class KeyTable:
         if self.width >= 0:
             starts = np.arange(low, high + 1, dtype=np.int64) * self.width
         else:
-            starts = np.asarray(self.starts[low : high + 1])
-        data = np.asarray(self.data[int(starts[0]) : int(starts[-1])]).tobytes()
+            starts = self.starts[low : high + 1]
+        data = self.data[int(starts[0]) : int(starts[-1])].tobytes()
         starts, numbers = starts - starts[0], numbers - low
         return list(map(data.__getitem__, map(slice, starts[numbers].tolist(), starts[numbers + 1].tolist())))
 
@@ -100,59 +82,31 @@ class RecordIndex(Index):
 
     places : of all records
     keys : the table of all keys, or a function that opens it when somebody asks for a key
-    ends : record id -> key of those that everybody asks for, so that nobody opens a table for them
     """
 
     sizes_known = True
     is_complete = True
 
     def __init__(
-        self,
-        database: Database,
-        places: Places,
-        keys: KeyTable | Callable[[], KeyTable],
-        *,
-        ends: dict[int, bytes],
-        sidecar: str | None = None,
-        bytes_read: int = 0,
-        trusted: bool = True,
+        self, stretches: Sequence[Stretch], places: Places, keys: KeyTable | Callable[[], KeyTable]
     ) -> None:
-        super().__init__(database, len(places.extents), places.mean_bytes, bytes_read)
-        self.sidecar = sidecar
-        self.trusted = trusted
+        super().__init__(stretches, places.mean_bytes)
         self._places = places
         self._keys: KeyTable | Callable[[], KeyTable] | None = keys
-        self._ends = ends
         self._lock = threading.Lock()
 
-    @property
-    def extents(self) -> np.ndarray:
-        return self._places.extents
-
-    @property
-    def by_offset(self) -> np.ndarray | None:
-        return self._places.by_offset
-
-    @property
-    def content_id(self) -> str:
-        return self._places.content_id
-
-    @cached_property
-    def largest_bytes(self) -> int:
-        return int(self.extents["nbytes"].max())
+    def _whole(self) -> Places:
+        return self._places
 
     def places(self, ids: np.ndarray) -> np.ndarray:
         return self._places.extents[ids]
 
-    def keys(self, ids: np.ndarray | list[int]) -> list[bytes]:
-        wanted = self.checked(ids)
-        if len(wanted) <= len(self._ends) and all(i in self._ends for i in wanted.tolist()):
-            return [self._ends[i] for i in wanted.tolist()]
+    def _keys_of(self, ids: np.ndarray) -> list[bytes]:
         with self._lock:
             if callable(self._keys):
                 self._keys = self._keys()
             assert self._keys is not None  # until it is closed
-            return self._keys.get(wanted)
+            return self._keys.get(ids)
 
     def group_bytes(self, schedule: Schedule, node_size: int, align: int, chosen: Selection | None = None) -> int:
         capacity = slot_capacity(
@@ -167,12 +121,6 @@ class RecordIndex(Index):
         )
         # For the leaf pages that lie between values; all of the file at the most, as no byte is read twice.
         return min(capacity + capacity // 32, self.file_bytes) + 2 * self.page_size
-
-    def speculator(self, stats: RankStats, *, guess: bool) -> None:
-        return None
-
-    def save(self) -> None:
-        pass
 
     def close(self) -> None:
         with self._lock:

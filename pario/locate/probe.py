@@ -8,14 +8,14 @@ is left are sound values under wrong numbers, and old values in free pages: thes
 from __future__ import annotations
 
 import random
-from bisect import bisect_right
+from contextlib import suppress
 
 import numpy as np
 
 from pario.errors import CorruptedError
 from pario.fetch.pool import ReadPool
 from pario.format.layout import F_BIGDATA, MDB_DUPSORT, MDB_INTEGERKEY, Db
-from pario.format.page import Node, Page
+from pario.format.page import Node
 from pario.format.tree import Tree, named_database
 from pario.locate.database import Database
 from pario.locate.index import KeyTable, Places
@@ -67,21 +67,21 @@ def _check_leaves(pages: PageReader, database: Database, record: Db, places: Pla
     n, size = len(places.extents), database.snapshot.page_size
     keyed = {0, len(leaves) - 1, *random.sample(range(len(leaves)), min(len(leaves), _KEYED - 2))}
     number = before = 0
+    found: list[tuple[int, int, LeafScan]] = []
     for pgnos, buf, at in pages.batches(leaves):
         for pgno, start in zip(pgnos.tolist(), at.tolist(), strict=True):
             number += 1
-            try:
-                scan = _scanned(buf[start : start + size], pgno, database, record)
-            except _TreeOfDuplicates:
-                continue
-            first = _id_at(places, int(scan.extents["offset"][0]))
-            stop = first + scan.n
-            same = first >= before and np.array_equal(places.extents[first:stop], scan.extents)
-            if not same or (number == 1 and first) or (number == len(leaves) and stop != n):
-                raise ValueError(f"the records of leaf page {pgno} lie elsewhere, or have other numbers")
-            if number - 1 in keyed and keys.get(np.arange(first, stop)) != _keys_of(scan):
-                raise ValueError(f"the records of leaf page {pgno} have other keys")
-            before = stop
+            with suppress(_TreeOfDuplicates):
+                found.append((number, pgno, _scanned(buf[start : start + size], pgno, database, record)))
+    begins = np.array([scan.extents["offset"][0] for *_, scan in found], np.int64)
+    for first, (number, pgno, scan) in zip(_ids_at(places, begins).tolist(), found, strict=True):
+        stop = first + scan.n
+        same = first >= before and np.array_equal(places.extents[first:stop], scan.extents)
+        if not same or (number == 1 and first) or (number == len(leaves) and stop != n):
+            raise ValueError(f"the records of leaf page {pgno} lie elsewhere, or have other numbers")
+        if number - 1 in keyed and keys.get(np.arange(first, stop)) != _keys_of(scan):
+            raise ValueError(f"the records of leaf page {pgno} have other keys")
+        before = stop
 
 
 def _sample(pages: PageReader, tree: Tree) -> np.ndarray:
@@ -89,11 +89,9 @@ def _sample(pages: PageReader, tree: Tree) -> np.ndarray:
     level = np.array([tree.db.md_root], np.int64)
     for depth in range(1, tree.db.md_depth):
         below = []
-        for pgnos, buf, at in pages.batches(level):
-            for pgno, start in zip(pgnos.tolist(), at.tolist(), strict=True):
-                page = Page(buf[start : start + tree.snapshot.page_size], pgno, tree.snapshot)
-                tree.check_page(page, depth)
-                below.append(page.children())
+        for page in pages.pages(level):
+            tree.check_page(page, depth)
+            below.append(page.children())
         children = np.concatenate(below)
         most = _LEAVES if depth == tree.db.md_depth - 1 else _BRANCHES
         between = range(1, len(children) - 1)
@@ -133,10 +131,9 @@ def _check_free(pages: PageReader, database: Database, places: Places) -> None:
     tree = Tree(pages.one, snapshot, free._replace(md_flags=MDB_INTEGERKEY, md_pad=0))
     found = [_free_pages(pages, leaf.node(i)) for leaf, i in tree.items()]
     begins = np.concatenate([np.empty(0, np.int64), *found]) * snapshot.page_size
-    at = _last_at(places, begins + snapshot.page_size - 1)
-    ids = at[at >= 0] if places.by_offset is None else places.by_offset[at[at >= 0]]
-    extents = places.extents[ids]
-    if bool((extents["offset"] + extents["nbytes"] > begins[at >= 0]).any()):
+    ids = _ids_at(places, begins + snapshot.page_size - 1)
+    extents = places.extents[ids[ids >= 0]]
+    if bool((extents["offset"] + extents["nbytes"] > begins[ids >= 0]).any()):
         raise ValueError("some of its records lie in free pages")
 
 
@@ -154,22 +151,12 @@ def _free_pages(pages: PageReader, node: Node) -> np.ndarray:
     return numbers[1 : 1 + numbers[0]]
 
 
-def _id_at(places: Places, offset: int) -> int:
-    """The record whose value begins nearest at or before this place; -1: none."""
-    begins, by_offset = places.extents["offset"], places.by_offset
-    if by_offset is None:
-        return bisect_right(range(len(begins)), offset, key=lambda i: int(begins[i])) - 1
-    at = bisect_right(range(len(begins)), offset, key=lambda i: int(begins[by_offset[i]])) - 1
-    return at if at < 0 else int(by_offset[at])
-
-
-def _last_at(places: Places, offsets: np.ndarray) -> np.ndarray:
-    """i64[k]: in file order, the number of the last value that begins at one of these places or before it; -1: none.
-    (An id, where file order is id order.)"""
+def _ids_at(places: Places, offsets: np.ndarray) -> np.ndarray:
+    """i64[k]: the record whose value begins nearest at or before each of these places; -1: none."""
     begins, by_offset = places.extents["offset"], places.by_offset
     low, high = np.zeros(len(offsets), np.int64), np.full(len(offsets), len(begins))
     while bool((low < high).any()):  # `np.searchsorted` would copy all places
         middle = np.minimum((low + high) // 2, len(begins) - 1)
         left = (begins[middle if by_offset is None else by_offset[middle]] <= offsets) & (low < high)
         low, high = np.where(left, middle + 1, low), np.where(left | (low >= high), high, middle)
-    return low - 1
+    return low - 1 if by_offset is None else np.where(low > 0, by_offset[low - 1], -1)

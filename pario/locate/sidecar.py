@@ -21,18 +21,17 @@ import hashlib
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from errno import EPERM
-from functools import partial
 from stat import S_IMODE, S_ISREG, S_IWGRP, S_IWOTH
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 from urllib.parse import quote
 
 import numpy as np
 
-from pario.errors import SnapshotError
+from pario.errors import FileError, SnapshotError
 from pario.fetch.pool import ReadPool
 from pario.format.meta import Snapshot
 from pario.locate.database import Database, state_digest
@@ -51,6 +50,8 @@ _LONGEST_NAME = 100
 _MODE = 0o644
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 #: size and mtime in nanoseconds of a side-car: what every node that sees the same one sees
 Mark = tuple[int, int]
@@ -113,16 +114,28 @@ def find_saved(pool: ReadPool, snapshot: Snapshot, db: bytes | None, *, look: bo
     (file,) = pool.fetcher.files
     status = file.status()
     database = Database(file.path, snapshot, db, fingerprint=_fingerprint(status, snapshot, db))
-    found = Saved(database, Trustees.of(status))
-    for sidecar in _places(file.path, db) if look else ():
+    nothing = Saved(database, Trustees.of(status))
+
+    def load(sidecar: str) -> Saved:
         pool.fetcher.announce(_OPERATIONS)
+        return _load(sidecar, nothing, pool)
+
+    unfit: list[str] = []
+    found = next(those_that_fit(sidecar_places(file.path, db) if look else (), load, unfit), nothing)
+    for why in unfit:
+        _log.info("a saved index is not used: %s", why)
+    return found
+
+
+def those_that_fit(sidecars: Iterable[str], load: Callable[[str], T], unfit: list[str]) -> Iterator[T]:
+    """What load(sidecar) returns, of each side-car that is there. Why it raises for the others is added to `unfit`."""
+    for sidecar in sidecars:
         try:
-            return _load(sidecar, found, pool)
+            yield load(sidecar)
         except FileNotFoundError:
             continue
         except Exception as e:  # what is damaged may say anything
-            _log.info("the saved index %s is not used: %s", sidecar, e)
-    return found
+            unfit.append(f"{sidecar}: {e}")
 
 
 def saved_index(
@@ -134,25 +147,18 @@ def saved_index(
     status : of the open data file
     """
     fingerprint = _fingerprint(status, snapshot, db.encode() if isinstance(db, str) else db)
+
+    def load(sidecar: str) -> str:
+        with open_trusted(sidecar, Trustees.of(status)) as raw:
+            _read(raw, fingerprint)
+        return sidecar
+
     unfit: list[str] = []
-    for sidecar in sidecar_places(path, db):
-        try:
-            with open_trusted(sidecar, Trustees.of(status)) as raw:
-                _read(raw, fingerprint)
-            return sidecar, unfit
-        except FileNotFoundError:
-            continue
-        except Exception as e:  # as in find_saved
-            unfit.append(f"{sidecar}: {e}")
-    return None, unfit
+    return next(those_that_fit(sidecar_places(path, db), load, unfit), None), unfit
 
 
-def sidecar_places(path: str, db: bytes | str | None = None, ending: str = ".index") -> list[str]:
+def sidecar_places(path: str, db: bytes | str | None = None, ending: str = ".index") -> Iterator[str]:
     """Where a side-car of a data file may lie: beside it, then in the user's cache directory."""
-    return list(_places(path, db, ending))
-
-
-def _places(path: str, db: bytes | str | None, ending: str = ".index") -> Iterator[str]:
     name = db.encode() if isinstance(db, str) else db
     suffix = f".pario{ending}"
     if name is not None:
@@ -208,7 +214,7 @@ def _load(sidecar: str, wanted: Saved, pool: ReadPool) -> Saved:
 
 def _read(raw: BinaryIO, fingerprint: str) -> tuple[dict[str, Any], dict[str, StoredArray]]:
     said, arrays = read_stored(raw)
-    if said["fingerprint"] != fingerprint:
+    if said.get("fingerprint") != fingerprint:
         raise ValueError("the data file has changed since")
     return said, arrays
 
@@ -297,27 +303,32 @@ def _check_keys(said: dict[str, Any], arrays: dict[str, StoredArray], n: int) ->
 def save_any(saved: Saved) -> None:
     """Save it at the first place that takes it, and set `sidecar` and `mark`; else log a warning."""
     path, db = saved.database.path, saved.database.name
+    try:
+        saved.sidecar, saved.mark = save_first(sidecar_places(path, db), *_contents(saved))
+        _log.info("the index of %s is saved as %s", path, saved.sidecar)
+    except FileError as e:
+        _log.warning(
+            "the index of %s cannot be saved and will be made again next time; its keys stay in memory (%s)",
+            path,
+            e.what,
+        )
+
+
+def save_first(sidecars: Iterable[str], says: dict[str, Any], arrays: dict[str, np.ndarray]) -> tuple[str, Mark]:
+    """Save this at the first place that takes it, and return which. Raises FileError, which says why none did."""
     refusals = []
-    for sidecar in _places(path, db):
+    for sidecar in sidecars:
         try:
-            save_whole(sidecar, partial(_write, saved))
-            saved.sidecar, saved.mark = sidecar, _mark(os.stat(sidecar))
+            _save(sidecar, says, arrays)
+            return sidecar, _mark(os.stat(sidecar))
         except OSError as e:
             refusals.append(f"{sidecar}: {e.strerror or e}")
-            continue
-        _log.info("the index of %s is saved as %s", path, sidecar)
-        return
-    _log.warning(
-        "the index of %s cannot be saved and will be made again next time; its keys stay in memory (%s)",
-        path,
-        "; ".join(refusals),
-    )
+    raise FileError("; ".join(refusals))
 
 
-def save_whole(sidecar: str, write: Callable[[int], None]) -> None:
+def _save(sidecar: str, says: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
     """Write and rename, so that nobody ever sees half of it. Raises OSError.
 
-    write : writes to a descriptor all that belongs there, to the disk, and leaves it open
     What another user keeps there stays: each would take the other's away at every start, and believe none.
     """
     with suppress(FileNotFoundError):
@@ -337,7 +348,7 @@ def save_whole(sidecar: str, write: Callable[[int], None]) -> None:
         nameless = False
         fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE)
     try:
-        write(fd)
+        write_stored(fd, says, arrays)
         if nameless:  # with a dir_fd, or else Python takes the call that would link to the link
             os.link(f"/proc/self/fd/{fd}", temporary, src_dir_fd=fd, follow_symlinks=True)
         os.replace(temporary, sidecar)
@@ -349,7 +360,8 @@ def save_whole(sidecar: str, write: Callable[[int], None]) -> None:
         os.close(fd)
 
 
-def _write(saved: Saved, fd: int) -> None:
+def _contents(saved: Saved) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """What a side-car says, and its arrays."""
     database, places, keys = saved.database, saved.places, saved.keys
     assert places is not None
     assert keys is not None
@@ -370,4 +382,4 @@ def _write(saved: Saved, fd: int) -> None:
         "key_starts": keys.starts,
         "key_first": keys.first,
     }
-    write_stored(fd, says, {name: array for name, array in arrays.items() if array is not None})
+    return says, {name: array for name, array in arrays.items() if array is not None}

@@ -1,6 +1,6 @@
-"""The file of a saved index: what it says, and arrays of which parts can be read without the others.
+"""The file of a side-car: what it says, and arrays of which parts can be read without the others.
 
-    b"pario index 2\\n"
+    b"pario side-car 1\\n"
     one line of JSON   what it says, with "arrays": [name, dtype, elements] of each
     u32[k]             CRC-32 of each piece of `PIECE_BYTES` of the arrays; each array begins with a piece of its own
     16 bytes           BLAKE2b of all that stands before
@@ -22,11 +22,11 @@ from pario.text import read_json
 
 PIECE_BYTES = 64 << 10
 
-_MAGIC = b"pario index 2\n"
+_MAGIC = b"pario side-car 1\n"
 _DIGEST = 16
 #: The line of JSON is shorter.
 _MOST = 64 << 10
-_DTYPES = ("|u1", "<i8")
+_DTYPES = ("|u1", "<i8", "<u8")
 _SUM = np.dtype("<u4")
 
 
@@ -59,9 +59,6 @@ class StoredArray:
         self._is_checked[low:high] = True
         return data[begin - at : end - at].view(self.dtype)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return self[:]
-
     def _read(self, begin: int, end: int) -> np.ndarray:
         data, done = np.empty(end - begin, np.uint8), 0
         while done < len(data):
@@ -72,24 +69,27 @@ class StoredArray:
         return data
 
     def _damaged(self, number: int) -> SnapshotError:
-        what = f"piece {number} of {self._name} of the saved index is damaged"
-        return SnapshotError(what, path=self._raw.name, hint="Delete this file: it is made again.")
+        what = f"piece {number} of {self._name} of this side-car is damaged"
+        return SnapshotError(what, path=self._raw.name, hint="Delete this file: an index is made again by itself.")
 
 
 def read_stored(raw: BinaryIO) -> tuple[dict[str, Any], dict[str, StoredArray]]:
     """(what it says, its arrays by name), of a file that is open at its beginning. Raises ValueError, OSError."""
     head = raw.read(len(_MAGIC))
     if head != _MAGIC:
-        raise ValueError("it is no index of this version of pario")
+        raise ValueError("it is no side-car of this version of pario")
     line = raw.readline(_MOST)
-    said = read_json(line)
     made, pieces = [], 0
-    for name, kind, n in said["arrays"]:
-        if kind not in _DTYPES or type(n) is not int or not 0 <= n < 1 << 56:
-            raise ValueError(f"its array {name!r} is {n} times {kind!r}")
-        dtype = np.dtype(kind)
-        made.append((name, dtype, n, pieces))
-        pieces += -(-n * dtype.itemsize // PIECE_BYTES)
+    try:
+        said = read_json(line)
+        for name, kind, n in said["arrays"]:
+            if kind not in _DTYPES or type(n) is not int or not 0 <= n < 1 << 56:
+                raise ValueError(f"its array {name!r} is {n} times {kind!r}")
+            dtype = np.dtype(kind)
+            made.append((name, dtype, n, pieces))
+            pieces += -(-n * dtype.itemsize // PIECE_BYTES)
+    except (ValueError, LookupError, TypeError) as e:
+        raise ValueError(f"it is damaged: its first lines make no sense ({e})") from e
     at = len(head) + len(line) + pieces * _SUM.itemsize + _DIGEST
     # Its size first: what somebody left there must not fill the memory.
     if os.fstat(raw.fileno()).st_size != at + sum(n * dtype.itemsize for _, dtype, n, _ in made):
@@ -106,8 +106,8 @@ def read_stored(raw: BinaryIO) -> tuple[dict[str, Any], dict[str, StoredArray]]:
 
 
 def write_stored(fd: int, says: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-    """Write it, to the disk. arrays : u8 or i64, of one axis. Raises OSError."""
-    kinds = [(name, "|u1" if array.dtype == np.uint8 else "<i8", len(array)) for name, array in arrays.items()]
+    """Write it, to the disk. arrays : u8, i64 or u64, of one axis. Raises OSError."""
+    kinds = [(name, array.dtype.newbyteorder("<").str, len(array)) for name, array in arrays.items()]
     plain = [np.ascontiguousarray(arrays[name], kind).view(np.uint8) for name, kind, _ in kinds]
     sums = [zlib.crc32(one[at : at + PIECE_BYTES]) for one in plain for at in range(0, len(one), PIECE_BYTES)]
     head = _MAGIC + json.dumps({**says, "arrays": kinds}).encode() + b"\n" + np.array(sums, _SUM).tobytes()

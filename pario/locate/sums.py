@@ -1,24 +1,22 @@
-"""The checksums of all records: a side-car of their own, beside the data or in the user's cache directory.
+"""The checksums of all records: a side-car of their own, beside the data or in the user's cache directory (its format:
+stored.py).
 
-    b"pario sums 1\\n"
-    one line of JSON   sums ("xxh3_64"), n, state (which state of which database), database, made_of (size, mtime and
-                       inode of the data file when they were made), and for people: data_file, txnid
-    u64[n]             the XXH3 of each record's value, by record id, lowest byte first
-    16 bytes           BLAKE2b of all that stands before
+What it says
+    sums ("xxh3_64"), state (which state of which database), made_of (size, mtime and inode of the data file when they
+    were made), and for people: data_file, database, txnid
+Its array
+    values       u64[n]: the XXH3 of each record's value, by record id
 
-It is written as a whole and believed only if everything fits: its owner and mode (`sidecar.Trustees`), its own
-checksum, and the state. Unlike that of an index, the state knows no inode and no time: what was copied to another disk
-is to be compared with its checksums, too. A database that was made anew with records of the same sizes is found by
-them; `Sums.hint` then says that the file is another one.
+It is believed only if everything fits: its owner and mode (`sidecar.Trustees`), its own checksums, and the state.
+Unlike that of an index, the state knows no inode and no time: what was copied to another disk is to be compared with
+its checksums, too. A database that was made anew with records of the same sizes is found by them; `Sums.hint` then says
+that the file is another one.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,21 +26,16 @@ from pario.fetch.pool import ReadPool
 from pario.kernels.sums import check_sums, sum_values
 from pario.locate.base import Index
 from pario.locate.database import Database, state_digest
-from pario.locate.sidecar import Trustees, open_trusted, save_whole, sidecar_places
+from pario.locate.sidecar import Trustees, open_trusted, save_first, sidecar_places, those_that_fit
+from pario.locate.stored import read_stored
 from pario.records import Records
-from pario.text import read_json
 
 #: How the reason begins why a record is not delivered.
 MISMATCH = "the value is not the one whose checksum was saved"
 
-_HEAD = b"pario sums 1\n"
 _ENDING = ".sums"
 _KIND = "xxh3_64"
-_DIGEST = 16
-#: The line of JSON is shorter.
-_MOST = 64 << 10
 
-_U64 = np.dtype("<u8")
 _NONE = np.empty(0, np.uint64)
 
 
@@ -133,16 +126,11 @@ def find_sums(database: Database, status: os.stat_result, n: int) -> tuple[Found
     unfit: list[str] = []
     of_another: Found | None = None
     state = state_digest(database.snapshot, database.name)
-    for sidecar in sidecar_places(database.path, database.name, _ENDING):
-        try:
-            found = _load(sidecar, status, state, n)
-            if not found.moved:
-                return found, unfit
-            of_another = of_another or found
-        except FileNotFoundError:
-            continue
-        except (OSError, ValueError) as e:
-            unfit.append(f"{sidecar}: {e}")
+    places = sidecar_places(database.path, database.name, _ENDING)
+    for found in those_that_fit(places, lambda sidecar: _load(sidecar, status, state, n), unfit):
+        if not found.moved:
+            return found, unfit
+        of_another = of_another or found
     return of_another, unfit
 
 
@@ -183,39 +171,18 @@ def save_sums(database: Database, status: os.stat_result, sums: np.ndarray) -> s
     status : of the open data file; sums : u64[n]
     Raises FileError.
     """
-    refusals = []
-    for sidecar in sidecar_places(database.path, database.name, _ENDING):
-        try:
-            save_whole(sidecar, partial(_write, _parts(database, status, sums)))
-            return sidecar
-        except OSError as e:
-            refusals.append(f"{sidecar}: {e.strerror or e}")
-    raise FileError(f"the checksums cannot be saved ({'; '.join(refusals)})", path=database.path)
-
-
-def _parts(database: Database, status: os.stat_result, sums: np.ndarray) -> list[Any]:
-    """The pieces of the file."""
-    about = {
+    says = {
         "sums": _KIND,
-        "n": len(sums),
         "state": state_digest(database.snapshot, database.name),
-        "database": None if database.name is None else database.name.hex(),
         "made_of": _file_of(status),
         "data_file": os.path.basename(database.path),
+        "database": None if database.name is None else database.name.hex(),
         "txnid": database.snapshot.txnid,
     }
-    parts: list[Any] = [_HEAD, json.dumps(about).encode() + b"\n", np.ascontiguousarray(sums, _U64).view(np.uint8).data]
-    digest = hashlib.blake2b(digest_size=_DIGEST)
-    for part in parts:
-        digest.update(part)
-    return [*parts, digest.digest()]
-
-
-def _write(parts: list[Any], fd: int) -> None:
-    with open(fd, "wb", closefd=False) as file:
-        for part in parts:
-            file.write(part)
-    os.fsync(fd)
+    try:
+        return save_first(sidecar_places(database.path, database.name, _ENDING), says, {"values": sums})[0]
+    except FileError as e:
+        raise FileError(f"the checksums cannot be saved ({e.what})", path=database.path) from None
 
 
 def _file_of(status: os.stat_result) -> list[int]:
@@ -223,35 +190,12 @@ def _file_of(status: os.stat_result) -> list[int]:
 
 
 def _load(sidecar: str, status: os.stat_result, state: str, n: int) -> Found:
-    """Raises OSError, and ValueError that says why these must not be believed."""
+    """Raises OSError, SnapshotError, and ValueError that says why these must not be believed."""
     with open_trusted(sidecar, Trustees.of(status)) as file:
-        # Its size first: what somebody left there must not fill the memory.
-        nbytes = os.fstat(file.fileno()).st_size - n * _U64.itemsize - len(_HEAD) - _DIGEST
-        head = file.read(len(_HEAD))
-        if head != _HEAD:
-            raise ValueError("it holds no checksums of pario")
-        line = file.readline(_MOST)
-        about = _said(line)
-        if about.get("state") != state or about.get("n") != n:
+        said, arrays = read_stored(file)
+        if said.get("state") != state or "values" not in arrays or arrays["values"].n != n:
             raise ValueError("it is of another state of the data file")
-        if about.get("sums") != _KIND:
-            raise ValueError(f"its checksums are of the kind {about.get('sums')!r}, not {_KIND!r}")
-        if nbytes != len(line):
-            raise ValueError("it was cut short, or has more bytes than its checksums")
-        values = np.empty(n, _U64)
-        digest = hashlib.blake2b(head + line, digest_size=_DIGEST)
-        got = file.readinto(memoryview(values.view(np.uint8)))  # type: ignore[attr-defined]
-        digest.update(values.view(np.uint8).data)
-        if got != values.nbytes or file.read(_DIGEST + 1) != digest.digest():
-            raise ValueError("it is damaged: it does not fit its own checksum")
-    return Found(values, sidecar, moved=about.get("made_of") != _file_of(status))
-
-
-def _said(line: bytes) -> dict[str, Any]:
-    try:
-        about = read_json(line)
-    except ValueError:
-        about = None
-    if not isinstance(about, dict):
-        raise ValueError("it is damaged: its first lines make no sense")
-    return about
+        if said.get("sums") != _KIND:
+            raise ValueError(f"its checksums are of the kind {said.get('sums')!r}, not {_KIND!r}")
+        values = arrays["values"][:]
+    return Found(values, sidecar, moved=said.get("made_of") != _file_of(status))

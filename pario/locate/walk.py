@@ -131,13 +131,8 @@ class Walk:
         one would stand: none, if all names stand before the first key or behind the last one."""
         assert self.route is not None  # rank 0 has found the leaves
         names = {name: pgno for name, pgno in self.route.leaves.items() if pgno not in (leaves[0], leaves[-1])}
-        size = self.snapshot.page_size
-        for pgnos, buf, at in self.pages.batches(np.unique(np.fromiter(names.values(), np.int64, len(names)))):
-            for pgno, start in zip(pgnos.tolist(), at.tolist(), strict=True):
-                page = Page(buf[start : start + size], pgno, self.snapshot)
-                if not names.keys().isdisjoint(page.key(i) for i in range(page.n)):
-                    return True
-        return False
+        pages = self.pages.pages(np.unique(np.fromiter(names.values(), np.int64, len(names))))
+        return any(not names.keys().isdisjoint(page.key(i) for i in range(page.n)) for page in pages)
 
     def scan(
         self, record: Db, leaves: np.ndarray, progress: Callable[[int, int], None] | None, native: bool | None
@@ -221,15 +216,13 @@ class Walk:
                 break
             below: list[list[np.ndarray]] = [[] for _ in trees]
             owners = iter(np.repeat(todo, [len(levels[i]) for i in todo]).tolist())
-            for pgnos, buf, at in pages.batches(np.concatenate([levels[i] for i in todo])):
-                self.branch_pages += len(pgnos)
-                for pgno, start in zip(pgnos.tolist(), at.tolist(), strict=True):
-                    owner = next(owners)
-                    page = Page(buf[start : start + self.snapshot.page_size], pgno, self.snapshot)
-                    trees[owner].check_page(page, level)
-                    below[owner].append(page.children())
-                    if route is not None:
-                        route.seen(page)
+            for page in pages.pages(np.concatenate([levels[i] for i in todo])):
+                self.branch_pages += 1
+                owner = next(owners)
+                trees[owner].check_page(page, level)
+                below[owner].append(page.children())
+                if route is not None:
+                    route.seen(page)
             for i in todo:
                 levels[i] = np.concatenate(below[i])
                 _check_distinct(levels[i])
@@ -317,6 +310,12 @@ class PageReader:
         self.bytes_read += len(data)
         self.reads += 1
         return data
+
+    def pages(self, pgnos: np.ndarray) -> Iterator[Page]:
+        """These pages, in this order. Each is valid until the next one."""
+        for numbers, buf, at in self.batches(pgnos):
+            for pgno, start in zip(numbers.tolist(), at.tolist(), strict=True):
+                yield Page(buf[start : start + self._size], pgno, self._snapshot)
 
     def batches(self, pgnos: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Yields (page numbers i64[m], buffer u8[...], place of each page in it i64[m]), in the order of `pgnos`.

@@ -10,13 +10,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from pario.comm.base import AnyWorld
 from pario.comm.turns import Turns
-from pario.errors import OptionError, ParioError
+from pario.errors import ParioError
 from pario.feed.first_epoch import FirstEpochWriter
 from pario.feed.ring_reader import RingReader
 from pario.feed.ring_writer import RingWriter
@@ -173,20 +173,10 @@ class AskingReader(RingReader):
 
 
 
-class Turn(NamedTuple):
-    """turn : 0, 1, ...; before, after : the readers to wait for and to hand over to, or None"""
-
-    turn: int
-    before: int | None
-    after: int | None
-
-
-def turn(rank: int, size: int, group: int) -> Turn:
-    """The turn of reader `rank` of `size`, of which `group` may read at once."""
-    if not 0 <= rank < size or group < 1:
-        raise OptionError(f"no turn for reader {rank!r} of {size!r} with {group!r} at once")
+def neighbours(rank: int, size: int, group: int) -> tuple[int | None, int | None]:
+    """The readers that reader `rank` of `size`, of which `group` may read at once, waits for and hands over to."""
     before, after = rank - group, rank + group
-    return Turn(rank // group, before if before >= 0 else None, after if after < size else None)
+    return before if before >= 0 else None, after if after < size else None
 
 
 def candidates(size: int) -> list[int]:
@@ -251,9 +241,8 @@ def turns_among(world: AnyWorld, leaders: list[int], size: int) -> Turns | None:
     """This rank's turns if `size` nodes read at once; None if it does not read. leaders : each node's reading rank"""
     if not world.is_leader:
         return None
-    mine = turn(world.node, world.nodes, size)
-    before, after = (None if node is None else leaders[node] for node in (mine.before, mine.after))
-    return Turns(world, before, after)
+    both = neighbours(world.node, world.nodes, size)
+    return Turns(world, *(None if node is None else leaders[node] for node in both))
 
 
 def choose_stagger(

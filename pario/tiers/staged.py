@@ -17,7 +17,7 @@ from functools import partial
 
 import numpy as np
 
-from pario.fetch.base import Fetcher, OpenFile
+from pario.fetch.base import Fetcher, OneFile
 from pario.fetch.snapshot import SharedLook
 from pario.format.meta import Snapshot
 from pario.records import EXTENT
@@ -50,8 +50,6 @@ class StagedFetcher(Fetcher):
     snapshots : the state of each file that is read
     tiers : the nearest one first, all of the same grid
     grid : of the data file
-    past_cache : has the same file open, bypasses the page cache, and is closed with this fetcher. It reads the chunks
-        that the page cache does not hold: they need not lie in memory twice
     read_bytes : the longest single read of the store
     local : the file is on this node: what no tier has is read as it is asked for, and others bring the chunks
     count(reads, bytes) : called for what was read from the store, by any thread
@@ -68,7 +66,6 @@ class StagedFetcher(Fetcher):
         tiers: Sequence[AnyTier],
         *,
         grid: Grid,
-        past_cache: Fetcher | None = None,
         read_bytes: int,
         local: bool = False,
         count: Callable[[int, int], None],
@@ -80,11 +77,10 @@ class StagedFetcher(Fetcher):
         self._count = count
         self._local = local
         self._store = store
-        looks = zip(store.members, snapshots, strict=True)
+        looks = zip(store.files, snapshots, strict=True)
         self._looks = [SharedLook(part, snapshot, count) for part, snapshot in looks]
         # Of each file: reads that have taken bytes past the tiers, and how many of them a look has followed.
         self._direct, self._looked = np.zeros(len(self._looks), np.int64), np.zeros(len(self._looks), np.int64)
-        self._past_cache = past_cache
         self._read_bytes = -(-read_bytes // _ALIGN) * _ALIGN
         self._peers: Peers | None = None
         self._keeps: np.ndarray | None = None
@@ -104,7 +100,7 @@ class StagedFetcher(Fetcher):
         return _LONG_BYTES if held.mean() >= _MOSTLY else 0
 
     @property
-    def files(self) -> tuple[OpenFile, ...]:
+    def files(self) -> tuple[OneFile, ...]:
         return self._store.files
 
     def pread(self, offset: int, nbytes: int) -> bytes:
@@ -264,8 +260,6 @@ class StagedFetcher(Fetcher):
 
     def _load_from_store(self, offset: int, nbytes: int, out: np.ndarray, read: Callable[[int], None]) -> None:
         store = self._store
-        if self._past_cache is not None and store.cached_share(offset, nbytes) != 1.0:
-            store = self._past_cache
         size = -(-nbytes // store.align) * store.align
         starts = np.arange(0, size, self._read_bytes)
         reads = _extents(offset + starts, np.minimum(self._read_bytes, size - starts))
@@ -276,8 +270,6 @@ class StagedFetcher(Fetcher):
 
     def close(self) -> None:
         self._store.close()
-        if self._past_cache is not None:
-            self._past_cache.close()
 
 
 def _joined(offsets: np.ndarray, nbytes: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
