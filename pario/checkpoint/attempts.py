@@ -197,7 +197,7 @@ def step_error(step: Any) -> OptionError | None:
 
 @dataclass(frozen=True)
 class Places:
-    """Where this rank stands: on this node of so many; leads : it is the first one there; first : rank 0 of the job."""
+    """Where this rank stands. node : of `nodes`; leads : it is the first one there; first : it is rank 0 of the job"""
 
     node: int
     nodes: int

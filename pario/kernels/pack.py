@@ -23,7 +23,7 @@ from pario.kernels.nodes import prefetch
 
 
 def _address(context, builder, signature, arguments, which):  # type: ignore[no-untyped-def]
-    """Of an array's memory, so many bytes on as the next argument says."""
+    """An address in an array's memory: the next argument gives the bytes before it."""
     array = context.make_array(signature.args[which])(context, builder, arguments[which])
     return cgutils.pointer_add(builder, array.data, arguments[which + 1])
 

@@ -141,7 +141,8 @@ def _pieces(offset: int, nbytes: int) -> list[tuple[int, int]]:
 
 def _traced(file: OneFile) -> OneFile:
     """The file; under `python -m pario trace` its requests are in the trace."""
-    from pario.fetch.traced import traced  # with what writes files: few processes need it
+    from pario.fetch.traced import TracedFetcher  # with what writes files: few processes need it
     from pario.stats.tracing import recorder_of
 
-    return traced(file, recorder_of(None)) or file
+    recorder = recorder_of(None)
+    return file if recorder is None else TracedFetcher(file, recorder)

@@ -74,7 +74,7 @@ class Client:
     def call(self, kind: int, body: bytes, into: Any = None) -> tuple[int, Any]:
         """Send a request and take the whole answer, its kind and its bytes. Raises OSError.
 
-        into : u8[n], where it lies, if it has just so many bytes
+        into : u8[n], where it lies, if it has just that number of bytes
         """
         with closing(self.ask(kind, body)) as request:
             kind, nbytes = request.head()
