@@ -40,8 +40,8 @@ def rates_words(rates: Sequence[float | None]) -> list[str]:
 class Tokens:
     """The tokens of one resource, without clock or threads: `now` is in seconds, and never goes back.
 
-    due : when there will be no debt; if that was before now, the tokens of the seconds since then are there, of `BURST_S`
-        at most
+    due : when there will be no debt; if that was before now, the tokens of the seconds since then are there, of
+        `BURST_S` at most
     """
 
     def __init__(self, rate: float | None, now: float) -> None:
