@@ -85,7 +85,7 @@ def until(what: Callable[[], object]) -> None:
 
 def settle(env: pario.lmdb.Environment) -> None:
     """All that was announced has been looked at."""
-    until(lambda: not env._announced or not env._announced._lookers.load)
+    until(lambda: not env._announced or not env._announced._lookers._under_way)
 
 
 def test_each_is_read_once_and_nothing_else(env: pario.lmdb.Environment, path: str, reads: Reads) -> None:

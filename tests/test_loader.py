@@ -452,7 +452,7 @@ def test_a_forgotten_loader_leaves_no_threads(fixed):
         while threading.active_count() > before and time.monotonic() < end:
             gc.collect()  # a thread that prepares a batch refers to the loader until it has it
             time.sleep(0.01)
-        assert threading.active_count() == before
+        assert threading.active_count() <= before  # threads of earlier tests may end meanwhile
 
 
 def test_a_loop_that_is_left_stops_the_reading(path):

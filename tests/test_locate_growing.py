@@ -213,7 +213,7 @@ def test_an_index_that_cannot_be_saved(
     grown_set: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = grown_set("commits")
-    monkeypatch.setattr(sidecar, "_places", lambda *_: iter(["/proc/no/such/place.index"]))
+    monkeypatch.setattr(sidecar, "sidecar_places", lambda *_: iter(["/proc/no/such/place.index"]))
     with pario.Loader(path, 100, options=SLOTS) as loader:
         for _ in loader:
             pass

@@ -139,8 +139,8 @@ def test_nobody_reads_the_store_on_behalf_of_who_asks_for_what_is_here(nodes: li
 
 def test_connections_are_used_again(nodes: list[Node], monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[object] = []
-    connect = client_module._connect
-    monkeypatch.setattr(client_module, "_connect", lambda *arguments: (made.append(arguments), connect(*arguments))[1])  # type: ignore[func-returns-value]
+    connect = client_module.reached
+    monkeypatch.setattr(client_module, "reached", lambda *arguments: (made.append(arguments), connect(*arguments))[1])  # type: ignore[func-returns-value]
     for k in range(300):
         chunk = WRITTEN[k % len(WRITTEN)]
         assert nodes[1].read(GRID.span(chunk)[0] + k, 50) == chunk_of(chunk)[k : k + 50]
