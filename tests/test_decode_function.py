@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from made_records import arrays, made, rows
 
-from pario.decode import Datum, Draw, Function, Raw, as_decoder
+from pario.decode import Datum, Decoder, Draw, Function, Raw, as_decoder
 from pario.errors import DecodeError, OptionError
 
 Pair = collections.namedtuple("Pair", ["image", "caption"])
@@ -199,6 +199,32 @@ def test_as_decoder() -> None:
     assert isinstance(as_decoder(len), Function)
     assert repr(as_decoder(len)) == "Function(len)"
     assert repr(Function(len, rng=True, parallel=False)) == "Function(len, rng=True, parallel=False)"
+
+
+def test_the_function_of_a_repr_may_know_the_decoder() -> None:
+    """As a method does, in whose own repr stands that of its object."""
+
+    class Mine(Function):
+        def __init__(self) -> None:
+            super().__init__(self.first, parallel=False)
+
+        def first(self, value: bytes) -> int:
+            return value[0]
+
+    assert repr(Mine()).endswith("Mine.first)")
+    assert "Mine.first, parallel=False)" in repr(Function(Mine().first, parallel=False))
+
+
+def test_a_repr_of_a_users_decoder_ends() -> None:
+    """What it has by the name of an argument may be its own method."""
+
+    class Mine(Raw):
+        def __init__(self, learn: bool) -> None:
+            super().__init__()
+
+        arguments = Decoder.arguments
+
+    assert "Mine(learn=<bound method Raw.learn of ...>)" in repr(Mine(True))
     assert as_decoder(len).parallel
     assert not Function(len, parallel=False).parallel
     with pytest.raises(OptionError, match=r"Datum\(\), got the class Datum"):

@@ -136,6 +136,9 @@ def test_what_is_no_option() -> None:
         Function(row, pad_value="x")
     with pytest.raises(OptionError, match="'x' needs the name 'x_offsets', which the records use"):
         Function(lambda b: {"x": [1], "x_offsets": 1}, ragged="flat").learn(made([b"a"])[0])
+    for make in (lambda **given: Function(len, **given), Json, Text):
+        with pytest.raises(TypeError, match=r"(Function|Json|Text)\.__init__\(\) got an unexpected .* 'raged'"):
+            make(raged="flat")
     said = "Function(len, parallel=False, ragged='pad', pad_value=-1, pad_multiple=8)"
     assert repr(Function(len, parallel=False, ragged="pad", pad_value=-1, pad_multiple=8)) == said
 

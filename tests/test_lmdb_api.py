@@ -273,6 +273,18 @@ def test_writing_says_what_to_use(directory: Path) -> None:
         ours.open(os.fspath(directory / "new"))
 
 
+@pytest.mark.parametrize("module", [ours, real], ids=["ours", "py-lmdb"])
+def test_writing_takes_the_arguments_that_writers_take(directory: Path, module: Any) -> None:
+    with read(module, directory) as env, env.begin() as txn:
+        for put, most in ((txn.put, 6), (txn.cursor().put, 5)):
+            for wrong, named in ((tuple(range(most + 1)), {}), ((b"a", b"b"), {"colour": 1})):
+                with pytest.raises(TypeError):
+                    put(*wrong, **named)
+            with pytest.raises(module.ReadonlyError):
+                put(key=b"a", value=b"b", dupdata=True, overwrite=True, append=False)
+    assert module.Transaction.put.__name__ == module.Cursor.put.__name__ == "put"
+
+
 def test_open_twice_and_handles_everywhere(directory: Path) -> None:
     with read(ours, directory) as one, read(ours, directory) as two, one.begin() as older:
         handle = one.open_db(b"plain")

@@ -163,10 +163,11 @@ def test_damage_is_named_and_the_next_place_is_tried(path: str, damage: Callable
     [
         (lambda said, _: said.update(sums="crc_32"), "of the kind 'crc_32'"),
         (lambda said, _: said.update(state="of another"), "another state"),
+        (lambda _, arrays: arrays.update(values=arrays["values"].astype(np.int64)), "'xxh3_64' (int64), not 'xxh3_64'"),
         (lambda said, arrays: arrays.clear(), "another state"),
         (lambda said, arrays: arrays.update(values=arrays["values"][:-1]), "another state"),
     ],
-    ids=["kind", "state", "no values", "fewer values"],
+    ids=["kind", "state", "type", "no values", "fewer values"],
 )
 def test_what_it_says_of_itself(path: str, change: Callable[..., None], why: str) -> None:
     sidecars.edit(saved(path), change)

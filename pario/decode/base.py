@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
+from reprlib import recursive_repr
 from typing import Any
 
 import numpy as np
@@ -202,6 +203,7 @@ class Decoder(ABC):
         advice = "" if f".{type(self).__name__}(" in advice else advice
         return DecodeError(f"{what or f'{self!r} cannot decode this record'}: {why}; {begins}", hint=advice or hint)
 
+    @recursive_repr()
     def __repr__(self) -> str:
         given = self.arguments().items()
         said = (f"{name}={shown(value)}" for name, (value, default) in given if not same(value, default))

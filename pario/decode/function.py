@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pario.decode.base import Draw, shown
+from pario.decode.base import Draw
 from pario.decode.rows import RowDecoder, RowOptions
 from pario.errors import OptionError
 
@@ -76,8 +76,12 @@ class Function(RowDecoder):
 
     def __repr__(self) -> str:
         name = getattr(self.f, "__qualname__", None) or repr(self.f)
-        said = super().__repr__().removeprefix(f"{type(self).__name__}(f={shown(self.f)}")
-        return f"{type(self).__name__}({name}{said}"
+        said = super().__repr__().removeprefix(f"{type(self).__name__}(")
+        return f"{type(self).__name__}({name}{'' if said == ')' else ', '}{said}"
+
+    def arguments(self) -> dict[str, tuple[Any, Any]]:
+        # Without the function, whose own repr may be long, or have this one in it, as that of a method has.
+        return {name: each for name, each in super().arguments().items() if name != "f"}
 
     def value(self, record: np.ndarray, number: int, draw: Draw, key: bytes) -> Any:
         if self.view:

@@ -89,7 +89,10 @@ class RowDecoder(Decoder):
         pad_value: Any = 0,
         pad_multiple: int = 1,
         optional: Iterable[str] = (),
+        **unknown: Any,
     ) -> None:
+        for name in unknown:  # in the name of the class that was called
+            raise TypeError(f"{type(self).__name__}.__init__() got an unexpected keyword argument {name!r}")
         modes = ragged.values() if isinstance(ragged, Mapping) else () if ragged is None else (ragged,)
         for mode in modes:
             if mode not in RAGGED:

@@ -402,4 +402,8 @@ class Cursor:
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
-    put, putmulti, replace, pop, delete = map(errors.refusing, ("put", "putmulti", "replace", "pop", "delete"))
+    put = errors.refusing("put", "key value dupdata overwrite append")
+    putmulti = errors.refusing("putmulti", "items dupdata overwrite append")
+    replace = errors.refusing("replace", "key value")
+    pop = errors.refusing("pop", "key")
+    delete = errors.refusing("delete", "dupdata")

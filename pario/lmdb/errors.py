@@ -117,14 +117,19 @@ def readonly(what: str) -> Error:
     return ReadonlyError(what, hint=_WRITE_HINT)
 
 
-def refusing(what: str) -> Any:
-    """A method that would write, and raises ReadonlyError; `what` is py-lmdb's name."""
+def refusing(what: str, known: str) -> Any:
+    """A method that would write, and raises ReadonlyError. what, known : py-lmdb's name, and those of its arguments, of
+    which it lets any be missing"""
+    names = known.split()
 
-    def refuse(self: Any, *_: object, **__: object) -> Any:
+    def refuse(self: Any, *given: object, **named: object) -> Any:
         """Raises ReadonlyError."""
+        if len(given) > len(names) or not named.keys() <= {*names[len(given) :]}:
+            raise TypeError(f"{what}() takes {', '.join(names)}, each once")
         self._check()
         raise readonly(what)
 
+    refuse.__name__, refuse.__qualname__ = what, what
     return refuse
 
 

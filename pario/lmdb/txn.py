@@ -125,7 +125,11 @@ class Transaction(_Slots):
             self._words[abi.ALIVE] = 0
             self.env._end_scans(self)
 
-    put, replace, pop, delete, drop = map(errors.refusing, ("put", "replace", "pop", "delete", "drop"))
+    put = errors.refusing("put", "key value dupdata overwrite append db")
+    replace = errors.refusing("replace", "key value db")
+    pop = errors.refusing("pop", "key db")
+    delete = errors.refusing("delete", "key value db")
+    drop = errors.refusing("drop", "db delete")
 
     def _check(self) -> None:
         if not self._open or not self._store.words[abi.OPEN]:

@@ -195,7 +195,8 @@ def _load(sidecar: str, status: os.stat_result, state: str, n: int) -> Found:
         said, arrays = read_stored(file)
         if said.get("state") != state or "values" not in arrays or arrays["values"].n != n:
             raise ValueError("it is of another state of the data file")
-        if said.get("sums") != _KIND:
-            raise ValueError(f"its checksums are of the kind {said.get('sums')!r}, not {_KIND!r}")
+        if said.get("sums") != _KIND or arrays["values"].dtype != np.uint64:
+            kind = f"{said.get('sums')!r} ({arrays['values'].dtype})"
+            raise ValueError(f"its checksums are of the kind {kind}, not {_KIND!r} ({_NONE.dtype})")
         values = arrays["values"][:]
     return Found(values, sidecar, moved=said.get("made_of") != _file_of(status))
