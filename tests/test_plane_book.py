@@ -32,6 +32,7 @@ class World:
         hello = Hello(user, bytes([*job.encode()[:8], number]).ljust(16), job, job, f"node{number}", **more)  # type: ignore[arg-type]
         member = self.book.join(hello, self.now)
         self.used.setdefault(member, 0.0)
+        self.book.share(self.now)
         return member
 
     def step(self, wants: dict[Member, float], claims: dict[Member, float | None] | None = None) -> None:
