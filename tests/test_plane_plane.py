@@ -215,7 +215,7 @@ def test_what_comes_together_with_the_first_answer_is_kept(tmp_path: Path) -> No
         line = Session(PlaneAddress("", 0, path), who(secret=None), {"do": "join"}, 1 << 20)
         assert line.first == {"first": 1}
         assert line.answer() == {"second": 2}
-        assert line.come() == [{"third": 3}]
+        assert line.answer() == {"third": 3}
         line.close()
 
 
@@ -263,7 +263,8 @@ WRONG = {
     "not a number": b'{"do":NaN}',
     "no text": b'{"do":["join"],"member":"00"}',
     "escapes": b'{"do":"join","member":"' + b"00" * 16 + b'","job":"\\u001b[2J","name":"a","node":"n"}',
-    "no member": b'{"do":"join","member":"zz","job":"a","name":"a","node":"n"}',
+    "no member": b'{"do":"join","job":"a","name":"a","node":"n"}',
+    "long member": b'{"do":"join","member":"' + b"0" * 200 + b'","job":"a","name":"a","node":"n"}',
     "surrogate": b'{"do":"join","member":"' + b"00" * 16 + b'","job":"\\ud800","name":"a","node":"n"}',
     "nothing": b"",
 }

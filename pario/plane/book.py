@@ -51,7 +51,7 @@ class Hello:
     """
 
     user: str
-    member: bytes
+    member: str
     job: str
     name: str
     node: str
@@ -73,7 +73,7 @@ class Job:
     job: str
     name: str
     rule: JobRule
-    members: dict[bytes, Member] = field(default_factory=dict)
+    members: dict[str, Member] = field(default_factory=dict)
 
 
 class Layout(NamedTuple):

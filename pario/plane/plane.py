@@ -22,21 +22,12 @@ import numpy as np
 from pario.errors import OptionError, ParioError
 from pario.plane.book import Book, Hello, Member
 from pario.plane.rules import Rules
-from pario.plane.words import (
-    PlaneAddress,
-    packed,
-    read_number,
-    report_of,
-    text_of,
-    unpacked,
-)
+from pario.plane.words import PlaneAddress, packed, report_of, text_of, unpacked
 from pario.wire.frames import WireError, Word
 from pario.wire.server import BACKLOG, MOST_STRANGERS, Guest, Server
 
 _log = logging.getLogger("pario")
 
-#: of the random number by which a process is known again
-_MEMBER_BYTES = 16
 #: Messages of one connection in one second, at most.
 _MOST_MESSAGES = 100
 #: Seconds between two questions for the state on one connection, at least; how many of a user's connections ask.
@@ -212,8 +203,7 @@ class Plane(Server[Speaker]):
 
     def _join(self, link: Speaker, words: dict[str, Any], now: float) -> None:
         """Its first words. Raises WireError."""
-        job, name, node = (text_of(words, key) for key in ("job", "name", "node"))
-        who = Hello(link.user, read_number(words, "member", _MEMBER_BYTES), job, name, node)
+        who = Hello(link.user, *(text_of(words, key) for key in ("member", "job", "name", "node")))
         member = self.book.join(who, now)
         earlier = self.by_row.get(member.row)
         if earlier is not None:  # its process has lost that connection
