@@ -256,8 +256,9 @@ def control_messages() -> Surface:
                 plane.cycle()
                 lay = plane.book.layout() if plane.book.jobs else None
                 if lay is not None:
-                    assert (lay.rates > 0).all()
-                    assert (lay.rates <= np.array(_RULES.capacity) * (1 + 1e-9)).all()
+                    rates = plane.book.table.rates[lay.rows]
+                    assert (rates > 0).all()
+                    assert (lay.sums(rates) <= np.array(_RULES.capacity) * (1 + 1e-9)).all()
                 json.dumps(plane.state(), allow_nan=False)
             for sock in opened:
                 with contextlib.suppress(OSError):

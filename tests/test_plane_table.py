@@ -23,7 +23,7 @@ def use(table: Table, rows: list[int], now: float, at: float, used: list[float],
 def test_the_peak_is_that_of_the_last_two_seconds(steps: list[tuple[float, float]]) -> None:
     """Of two to two and a half, as they are kept in parts of half a second."""
     table = Table()
-    row = table.add(1.0)
+    row = table.add()
     now, used = 10.0, 0.0
     use(table, [row], now, now, [used], 0.0)
     seen: deque[tuple[float, float]] = deque()
@@ -39,13 +39,13 @@ def test_the_peak_is_that_of_the_last_two_seconds(steps: list[tuple[float, float
 
 def test_rows_are_given_again_as_new() -> None:
     table = Table()
-    rows = [table.add(1.0) for _ in range(200)]
+    rows = [table.add() for _ in range(200)]
     assert len(set(rows)) == 200, "more than it had room for"
     use(table, rows, 1.0, 1.0, [0.0] * 200, 5.0)
     use(table, rows, 2.0, 2.0, [7.0] * 200, 5.0)
     assert table.peak[rows, 0].tolist() == [7.0] * 200
     table.remove(rows[3])
-    assert table.add(6.0) == rows[3]
+    assert table.add() == rows[3]
     assert table.peak[rows[3]].tolist() == [0.0, 0.0]
     assert math.isnan(table.at[rows[3]])
     assert table.wants[rows[3]].tolist() == [math.inf, math.inf]
@@ -54,7 +54,7 @@ def test_rows_are_given_again_as_new() -> None:
 def test_who_is_told() -> None:
     """Whoever reported, and whose grant is another one by more than a fiftieth."""
     table = Table()
-    a, b = table.add(1.0), table.add(1.0)
+    a, b = table.add(), table.add()
 
     def due() -> list[bool]:
         return table.due()[[a, b]].tolist()

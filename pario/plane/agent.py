@@ -100,7 +100,7 @@ class Agent:
         if last:
             self.close()
 
-    def close(self, limit_s: float = 1.0) -> None:
+    def close(self) -> None:
         """Anyone who waits goes on. Idempotent."""
         self._over = True
         self.bucket.close()
@@ -109,7 +109,7 @@ class Agent:
         if thread is None or thread.ident is None:
             self._bell.close()
         elif thread is not threading.current_thread():
-            thread.join(limit_s)
+            thread.join(1.0)
 
     def _start(self) -> None:
         with self._lock:

@@ -22,21 +22,12 @@ import numpy as np
 from pario.errors import OptionError, ParioError
 from pario.plane.book import Book, Hello, Member
 from pario.plane.rules import Rules
-from pario.plane.words import (
-    PlaneAddress,
-    packed,
-    read_number,
-    report_of,
-    text_of,
-    unpacked,
-)
+from pario.plane.words import PlaneAddress, packed, report_of, text_of, unpacked
 from pario.wire.frames import WireError, Word
 from pario.wire.server import BACKLOG, MOST_STRANGERS, Guest, Server
 
 _log = logging.getLogger("pario")
 
-#: of the random number by which a process is known again
-_MEMBER_BYTES = 16
 #: Messages of one connection in one second, at most.
 _MOST_MESSAGES = 100
 #: Seconds between two questions for the state on one connection, at least; how many of a user's connections ask.
@@ -73,7 +64,7 @@ class Plane(Server[Speaker]):
 
     address : with the port
     book : of the processes
-    cycles, cycle_s : how often shares were computed and sent, and how long the last time took
+    cycle_s : how long computing and sending shares took the last time
     by_row : connections of processes, by their rows in the book's table
     Raises OptionError, ParioError.
     """
@@ -100,7 +91,7 @@ class Plane(Server[Speaker]):
         found = listener.getsockname()
         self.address = address if address.path else PlaneAddress(found[0], found[1])
         self._inode = os.stat(address.path).st_ino if address.path else 0
-        self.cycles, self.cycle_s = 0, 0.0
+        self.cycle_s, self._next = 0.0, clock()
         self.by_row: dict[int, Speaker] = {}
 
     def state(self) -> dict[str, Any]:
@@ -140,19 +131,17 @@ class Plane(Server[Speaker]):
 
     def run(self) -> None:
         """Until `stop`. Then the connections are closed: jobs go on with what they hold, until their leases end."""
-        cycle = self._clock()
         try:
             while not self._over:
                 if self._reload:
                     self._take_rules()
                 begin = self._clock()
-                if begin >= cycle:
+                if begin >= self._next:
                     self.cycle()
-                    self.cycles += 1
                     self.cycle_s = self._clock() - begin
                     self._drop_silent()
-                    cycle = max(cycle + self.rules.cycle_s, self._clock())
-                self.hear(max(0.0, cycle - self._clock()))
+                    self._next = max(self._next + self.rules.cycle_s, self._clock())
+                self.hear(max(0.0, self._next - self._clock()))
                 if self._strangers:  # they answer at once: also if cycles take all the time, that need not cost one
                     self.hear(1e-3)
         finally:
@@ -160,11 +149,8 @@ class Plane(Server[Speaker]):
 
     def cycle(self) -> None:
         """Compute what everybody gets, and tell it to those who are to hear of it."""
-        self.book.lines = len(self.by_row)
         self.book.share(self._clock())
-        due, rows = self.book.table.due(), np.array(list(self.by_row), np.int64)
-        rows = rows[due[rows]]
-        for row in rows.tolist():
+        for row in np.flatnonzero(self.book.table.due()).tolist():
             if (link := self.by_row.get(row)) is not None and link.member is not None:
                 self.put(link, Word.WORDS, packed(self.book.grant(link.member).words()))
 
@@ -207,7 +193,6 @@ class Plane(Server[Speaker]):
                 self.drop(each)
             self.put(link, Word.WORDS, packed({"status": self.state()}))
         elif link.member is None:
-            text_of({"user": link.user}, "user")
             self._join(link, words, now)
         elif "bye" in words:
             link.bye = True
@@ -218,8 +203,7 @@ class Plane(Server[Speaker]):
 
     def _join(self, link: Speaker, words: dict[str, Any], now: float) -> None:
         """Its first words. Raises WireError."""
-        job, name, node = (text_of(words, key) for key in ("job", "name", "node"))
-        who = Hello(link.user, read_number(words, "member", _MEMBER_BYTES), job, name, node)
+        who = Hello(link.user, *(text_of(words, key) for key in ("member", "job", "name", "node")))
         member = self.book.join(who, now)
         earlier = self.by_row.get(member.row)
         if earlier is not None:  # its process has lost that connection
@@ -228,7 +212,7 @@ class Plane(Server[Speaker]):
         link.member = member
         self.by_row[member.row] = link
         link.whom = f"user {link.user}, job {who.job}, {link.whom}"
-        self.put(link, Word.WORDS, packed(self.book.grant(member).words()))
+        self._next = min(self._next, now + self.cycle_s)  # which answers; those who come take half of its time at most
 
     def forget(self, link: Speaker) -> None:
         member, link.member = link.member, None
@@ -244,39 +228,24 @@ def listen(address: PlaneAddress) -> socket.socket:
             "a control plane listens at one interface",
             hint="Name the one by which the nodes reach this one, as in --at ib0:7400.",
         )
-    listener = socket.socket(address.family, socket.SOCK_STREAM)
+    before = os.umask(0o111)  # the folder's mode says who may come, and the system who it is
     try:
         if address.path:
             _make_room(address.path)
-            before = os.umask(0o111)  # the folder's mode says who may come, and the system who it is
-            try:
-                listener.bind(address.path)  # a mode that came later would go to whatever is there by then
-            finally:
-                os.umask(before)
-        else:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address.target)
-        listener.listen(BACKLOG)
+        # A mode that came later would go to whatever is at that path by then.
+        return socket.create_server(address.target, family=address.family, backlog=BACKLOG)
     except OSError as e:
-        listener.close()
         raise ParioError(
             f"cannot listen at {address}: {e.strerror or e}",
             hint="Another plane may run there; an address must be this node's own.",
         ) from e
-    return listener
+    finally:
+        os.umask(before)
 
 
 def _make_room(path: str) -> None:
-    """Remove the socket of a plane that has died. Raises OSError if one lives, or if it is something else."""
-    if os.path.lexists(path) and not stat.S_ISSOCK(os.lstat(path).st_mode):
-        raise OSError(errno.EEXIST, os.strerror(errno.EEXIST))
+    """Remove the socket of a plane that has died. Raises OSError."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
-        try:
-            probe.connect(path)
-        except FileNotFoundError:
-            return
-        except ConnectionRefusedError:
+        if probe.connect_ex(path) == errno.ECONNREFUSED and stat.S_ISSOCK(os.lstat(path).st_mode):
             os.unlink(path)
-            return
-    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))

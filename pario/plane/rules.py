@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
@@ -15,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from pario.errors import OptionError
+from pario.machine import closing_fd
 from pario.plane.bucket import Rates
 
 Reader = Callable[[Any, str], Any]
@@ -88,44 +90,33 @@ class Rules:
 def read_rules(path: str) -> Rules:
     """Raises OptionError with what is wrong, and where."""
     try:
+        if sys.version_info >= (3, 11):
+            import tomllib as toml
+        else:
+            import tomli as toml
         with open(path, "rb") as file:
             text = file.read(_MOST_RULES_BYTES + 1)
-    except OSError as e:
-        raise OptionError(f"cannot read the rules: {e.strerror}", path=path) from e
-    if len(text) > _MOST_RULES_BYTES:
-        raise OptionError("these are no rules: the file is too long", path=path)
-    toml = _toml(path)
-    try:
-        words = toml.loads(text.decode())
-    except ValueError as e:  # a wrong encoding among them
-        raise OptionError(f"the rules are no TOML: {e}", path=path) from None
-    try:
-        return _rules(words, os.path.dirname(os.path.abspath(path)))
+        if len(text) > _MOST_RULES_BYTES:
+            raise OptionError("these are no rules: the file is too long")
+        return _rules(toml.loads(text.decode()), os.path.dirname(os.path.abspath(path)))
     except OptionError as e:
         e.at(path=path)
         raise
-
-
-def _toml(path: str) -> Any:
-    try:
-        import tomllib
-    except ModuleNotFoundError:  # before Python 3.11
-        try:
-            import tomli as tomllib  # type: ignore[no-redef]
-        except ModuleNotFoundError:
-            raise OptionError(
-                "reading rules needs Python 3.11, or tomli", path=path, hint="pip install tomli"
-            ) from None
-    return tomllib
+    except ModuleNotFoundError:
+        raise OptionError("reading rules needs Python 3.11, or tomli", path=path, hint="pip install tomli") from None
+    except OSError as e:
+        raise OptionError(f"cannot read the rules: {e.strerror}", path=path) from e
+    except ValueError as e:  # a wrong encoding among them
+        raise OptionError(f"the rules are no TOML: {e}", path=path) from None
 
 
 def _rules(words: dict[str, Any], folder: str) -> Rules:
     """folder : in which the tokens are"""
-    counts = {each.name: partial(_count, 1) for each in fields(Limits)}
-    counts["line_bytes"] = partial(_count, 1024)
+    counts = {each.name: partial(_number, (int,), 1, 1 << 20) for each in fields(Limits)}
+    counts["line_bytes"] = partial(_number, (int,), 1024, 1 << 20)
     readers: dict[str, Reader] = {
-        "lease_s": partial(_seconds, 0.5, 3600.0),
-        "cycle_s": partial(_seconds, 0.01, 60.0),
+        "lease_s": partial(_number, (int, float), 0.5, 3600),
+        "cycle_s": partial(_number, (int, float), 0.01, 60),
         "store": lambda value, _: _pair(_table(value, "[store]", dict.fromkeys(_RATES, read_rate))),
         "limits": lambda value, _: Limits(**_table(value, "[limits]", counts)),
         "user": lambda value, _: [_user(each, where, folder) for where, each in _tables(value, "user")],
@@ -147,22 +138,19 @@ def _rules(words: dict[str, Any], folder: str) -> Rules:
 
 def _user(words: dict[str, Any], where: str, folder: str) -> tuple[str, bytes]:
     """Name and secret."""
-    found = _table(words, where, dict.fromkeys(("name", "token"), lambda value, _: value))
-    name, token = found.get("name"), found.get("token")
-    if not isinstance(name, str) or not name or not isinstance(token, str) or not token:
+    found = _table(words, where, dict.fromkeys(("name", "token"), _text))
+    if len(found) < 2:
         raise OptionError(f'{where} must have name = "..." and token = "FILE"')
-    return name, read_token(os.path.join(folder, os.path.expanduser(token)))
+    return found["name"], read_token(os.path.join(folder, os.path.expanduser(found["token"])))
 
 
 def _job(words: dict[str, Any], where: str) -> JobRule:
-    readers: dict[str, Reader] = dict.fromkeys(("name", "user"), _pattern)
+    readers: dict[str, Reader] = dict.fromkeys(("name", "user"), _text)
     readers |= {before + key: read_rate for before in ("", "most_", "safe_") for key in _RATES}
     found = _table(words, where, readers)
     nbytes, operations = _pair(found)
-    guarantee = nbytes or 0.0, operations or 0.0
-    return JobRule(
-        found.get("name", "*"), found.get("user", "*"), guarantee, _pair(found, "most_"), _pair(found, "safe_")
-    )
+    rates = (nbytes or 0.0, operations or 0.0), _pair(found, "most_"), _pair(found, "safe_")
+    return JobRule(found.get("name", "*"), found.get("user", "*"), *rates)
 
 
 # -- readers take a value and where it stands ------------------------------------------------------------------------
@@ -190,22 +178,18 @@ def _pair(found: dict[str, Any], before: str = "") -> Rates:
     return nbytes, operations
 
 
-def _pattern(value: Any, where: str) -> str:
-    if not isinstance(value, str):
-        raise OptionError(f"{where} must be a pattern in quotes, got {value!r}")
+def _text(value: Any, where: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise OptionError(f"{where} must be a text in quotes, got {value!r}")
     return value
 
 
-def _count(least: int, value: Any, where: str) -> int:
-    if type(value) is not int or not least <= value <= 1 << 20:
-        raise OptionError(f"{where} must be a whole number from {least} to {1 << 20}, got {value!r}")
-    return value
-
-
-def _seconds(least: float, most: float, value: Any, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
-        raise OptionError(f"{where} must be a number of seconds between {least:g} and {most:g}, got {value!r}")
-    return float(value)
+def _number(kinds: tuple[type, ...], least: float, most: float, value: Any, where: str) -> Any:
+    """kinds : int alone for a whole number; true and false are none"""
+    if type(value) not in kinds or not least <= value <= most:
+        whole = "" if float in kinds else "whole "
+        raise OptionError(f"{where} must be a {whole}number from {least} to {most}, got {value!r}")
+    return kinds[-1](value)
 
 
 def read_rate(value: Any, where: str) -> float | None:
@@ -225,31 +209,24 @@ def read_rate(value: Any, where: str) -> float | None:
 
 def read_token(path: str) -> bytes:
     """The secret in a file that only its owner can read. Raises OptionError."""
+    hint: str | None = "Make one: (umask 077; head -c 32 /dev/urandom | base64 > FILE). Plane and job have the same."
     try:
         # Without O_NONBLOCK, opening somebody's pipe would wait for ever.
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with closing_fd(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)) as fd:
+            status, secret = os.fstat(fd), b""
+            if stat.S_ISREG(status.st_mode):
+                secret = os.read(fd, _MOST_SECRET + 1).strip()
     except OSError as e:
-        how = "Make one: (umask 077; head -c 32 /dev/urandom | base64 > FILE). Plane and job have the same."
-        hint = how if isinstance(e, FileNotFoundError) else None
+        hint = hint if isinstance(e, FileNotFoundError) else None
         raise OptionError(f"cannot read the token: {e.strerror}", path=path, hint=hint) from e
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise OptionError("the token is no regular file", path=path)
-        if status.st_uid not in (0, os.geteuid()):
-            raise OptionError(f"the token belongs to user {status.st_uid}", path=path)
-        if status.st_mode & 0o077:
-            mode = stat.S_IMODE(status.st_mode)
-            raise OptionError(f"others may use the token (mode {mode:04o})", path=path, hint="chmod 600 it.")
-        secret = os.read(fd, _MOST_SECRET + 1).strip()
-    except OSError as e:
-        raise OptionError(f"cannot read the token: {e.strerror}", path=path) from e
-    finally:
-        os.close(fd)
-    if not _LEAST_SECRET <= len(secret) <= _MOST_SECRET:
-        raise OptionError(
-            f"a token has {_LEAST_SECRET} to {_MOST_SECRET:,} characters, this one {len(secret):,}",
-            path=path,
-            hint="For example: head -c 32 /dev/urandom | base64 > FILE",
-        )
-    return secret
+    if not stat.S_ISREG(status.st_mode):
+        wrong, hint = "the token is no regular file", None
+    elif status.st_uid not in (0, os.geteuid()):
+        wrong, hint = f"the token belongs to user {status.st_uid}", None
+    elif status.st_mode & 0o077:
+        wrong, hint = f"others may use the token (mode {stat.S_IMODE(status.st_mode):04o})", "chmod 600 it."
+    elif not _LEAST_SECRET <= len(secret) <= _MOST_SECRET:
+        wrong = f"a token has {_LEAST_SECRET} to {_MOST_SECRET:,} characters, this one {len(secret):,}"
+    else:
+        return secret
+    raise OptionError(wrong, path=path, hint=hint)

@@ -58,14 +58,8 @@ class Session(Link):
                 raise TimeoutError("it takes what is said too slowly")
 
     def come(self) -> list[dict[str, Any]]:
-        """What has come, or can be read now: at least a part of a message."""
-        found = self._whole()
-        if not found:
-            self.receive()
-            found = self._whole()
-        return found
-
-    def _whole(self) -> list[dict[str, Any]]:
+        """What has come, once there is something to be read: at least a part of a message."""
+        self.receive()
         return [unpacked(body) for _, body in iter(self.next, None)]
 
     def answer(self) -> dict[str, Any]:

@@ -60,15 +60,22 @@ class Table:
         self._free.extend(range(n - 1, self._n - 1, -1))
         self._n = n
 
-    def add(self, until: float) -> int:
+    def __len__(self) -> int:
+        """Rows that are somebody's."""
+        return self._n - len(self._free)
+
+    def add(self) -> int:
         """A row."""
         if not self._free:
             self._grow(2 * self._n)
         row = self._free.pop()
         for name, (_, value) in _COLUMNS.items():
             getattr(self, name)[row] = value
-        self.until[row] = until
         return row
+
+    def begin(self, row: int, until: float) -> None:
+        """It has a new connection, which is to hear of its grant."""
+        self.until[row], self.at[row], self.reported[row] = until, math.nan, True
 
     def remove(self, row: int) -> None:
         """It may become another one's."""

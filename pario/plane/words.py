@@ -5,7 +5,7 @@
     job   --> {"at", "used", "demand"}             a report; {"bye": 1} at the end
     plane --> {"grant", "safe", "lease", "every"}  after a report, or because another job has come
 
-Bytes are written in hex, "no limit" and "as much as I can get" as null. The greeting before that names the user, whose
+"No limit" and "as much as I can get" as null. The greeting before that names the user, whose
 token is the secret; the frame that refuses one who is connected says why.
 """
 
@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 from pario.comm.launcher import interface_address
@@ -115,15 +114,6 @@ def _no_number(text: str) -> float:
 _decode = json.JSONDecoder(parse_constant=_no_number).decode
 
 
-def read_number(words: dict[str, Any], key: str, nbytes: int) -> bytes:
-    """Bytes that are written in hex. Raises WireError."""
-    with suppress(TypeError, ValueError, KeyError):
-        found = bytes.fromhex(words[key])
-        if len(found) == nbytes:
-            return found
-    raise WireError(f"{key} is missing or not of {nbytes} bytes")
-
-
 def text_of(words: dict[str, Any], key: str) -> str:
     """A short text without anything that a terminal would obey. Raises WireError."""
     found = words.get(key)
@@ -132,43 +122,34 @@ def text_of(words: dict[str, Any], key: str) -> str:
     return found
 
 
-def rates_of(words: dict[str, Any], key: str) -> Rates:
-    """Two numbers from 0 on, or null for one without a limit; too large ones are clipped. Raises WireError."""
-    found = _two(words, key)
-    nbytes, operations = (None if each is None else _amount(each, key, clips=True) for each in found)
-    return nbytes, operations
-
-
-def _two(words: dict[str, Any], key: str) -> list[Any]:
-    """Raises WireError."""
+def _rates(words: dict[str, Any], key: str) -> Rates:
+    """Two numbers from 0 on, or null for one without a limit. Raises WireError."""
     found = words.get(key)
     if not isinstance(found, list) or len(found) != 2:
         raise WireError(f"{key} is missing or not two numbers")
-    return found
+    nbytes, operations = (None if each is None else _amount(each, key) for each in found)
+    return nbytes, operations
 
 
 def report_of(words: dict[str, Any]) -> Report:
     """Raises WireError."""
-    nbytes, operations = (_amount(each, "used") for each in _two(words, "used"))
-    return Report(_amount(words.get("at"), "at"), (nbytes, operations), rates_of(words, "demand"))
+    nbytes, operations = (_amount(each, "used") for each in _rates(words, "used"))
+    return Report(_amount(words.get("at"), "at"), (nbytes, operations), _rates(words, "demand"))
 
 
 def grant_of(words: dict[str, Any]) -> Grant:
     """Raises WireError."""
-    lease_s, every_s = _amount(words.get("lease"), "lease"), _amount(words.get("every"), "every")
+    lease_s, every_s = (_amount(words.get(key), key) for key in ("lease", "every"))
+    found = Grant(_rates(words, "grant"), _rates(words, "safe"), lease_s, every_s)
+    if 0 in found.rates + found.safe:
+        raise WireError("a rate of 0")
     if not 0.1 <= lease_s <= 1e5 or not 0.005 <= every_s <= lease_s:
         raise WireError(f"a lease of {lease_s:g} s, renewed every {every_s:g} s")
-    return Grant(_above_zero(rates_of(words, "grant")), _above_zero(rates_of(words, "safe")), lease_s, every_s)
+    return found
 
 
-def _above_zero(rates: Rates) -> Rates:
-    if 0 in rates:
-        raise WireError("a rate of 0")
-    return rates
-
-
-def _amount(value: Any, what: str, *, clips: bool = False) -> float:
+def _amount(value: Any, what: str) -> float:
     # Python reads whole numbers of any length, which need not fit into a float; true and false are numbers to it, too.
-    if type(value) in (int, float) and value >= 0 and (clips or value <= _MOST):
-        return float(min(value, _MOST))
+    if type(value) in (int, float) and 0 <= value <= _MOST:
+        return float(value)
     raise WireError(f"{what} is no amount")
