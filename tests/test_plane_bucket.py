@@ -122,19 +122,19 @@ def test_a_new_rate_makes_nobody_wait_longer(before: float, after: float) -> Non
     tokens = Tokens(before, 0.0)
     tokens.take(5 * before, 0.0)
     waited = tokens.due - 1.0
-    second = tokens.set_rate(after, 1.0)
-    assert tokens.due - 1.0 == pytest.approx(waited * second)
-    assert second == pytest.approx(min(1.0, before / after))
+    tokens.set_rate(after, 1.0)
+    assert tokens.due - 1.0 == pytest.approx(waited * min(1.0, before / after))
 
 
 def test_a_limit_where_there_was_none_and_back() -> None:
     tokens = Tokens(None, 0.0)
     tokens.take(1e12, 0.0)
     tokens.set_rate(10.0, 1.0)
-    assert tokens.take(100, 1.0) <= 1.0
+    assert tokens.due <= 1.0
+    tokens.take(100, 1.0)
     assert tokens.due == pytest.approx(1.0 + 10 - BURST_S)
-    assert tokens.set_rate(None, 1.0) == 0
-    assert tokens.take(1, 1.0) <= 1.0
+    tokens.set_rate(None, 1.0)
+    assert tokens.due <= 1.0
 
 
 def test_how_long_threads_were_held_up() -> None:
@@ -235,3 +235,71 @@ def test_an_interrupted_thread_leaves_the_line() -> None:
     assert bucket.used == [10, 1]
     bucket.close()
     bucket.take(1, 1)
+
+
+def test_who_waits_for_bytes_takes_its_operation_when_it_goes_on() -> None:
+    """Those who come during one long wait do not all go on at its end."""
+    bucket, ended = Bucket((1e6, 10.0)), []
+    begin = time.monotonic()
+    bucket.take(500_000, 1)  # paid for after 0.4 s
+
+    def take() -> None:
+        bucket.take(1, 1)
+        ended.append(time.monotonic() - begin)
+
+    threads = [threading.Thread(target=take) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(ended) == 6
+    assert all(at > 0.4 + (k - 1) / 10 - 0.01 for k, at in enumerate(sorted(ended)))
+
+
+def test_who_is_interrupted_takes_nothing() -> None:
+    clock, over = Clock(), [False]
+
+    def wait(condition: threading.Condition, seconds: float) -> None:
+        if not over[0]:
+            raise KeyboardInterrupt
+        clock.wait(condition, seconds)
+
+    bucket = Bucket((1e6, None), clock=clock, wait=wait)
+    bucket.take(2_000_000, 1)
+    with pytest.raises(KeyboardInterrupt):
+        bucket.take(5_000_000, 1)
+    over[0] = True
+    bucket.take(1, 1)
+    assert clock.now == pytest.approx(2 - BURST_S)
+    assert bucket.used == [2_000_001, 2]
+
+
+def test_a_new_rate_is_that_of_all_who_wait() -> None:
+    """In the order in which they came, and of both resources."""
+    clock, ended = Clock(), []
+
+    def wait(condition: threading.Condition, seconds: float) -> None:
+        condition.wait(0.001)  # others take the lock meanwhile
+
+    bucket = Bucket((100.0, 10.0), clock=clock, wait=wait)
+    bucket.take(110, 1)  # paid for at 1.0
+
+    def take(k: int) -> None:
+        bucket.take(100, 1)
+        ended.append((k, clock.now))
+
+    threads = []
+    for k in range(3):  # at 1, 2, 3 s
+        threads.append(threading.Thread(target=take, args=(k,)))
+        threads[-1].start()
+        end = time.monotonic() + 20
+        while len(bucket._waiting) <= k and time.monotonic() < end:
+            time.sleep(0.001)
+    bucket.set_rates((200.0, 10.0))  # now at 0.5, 1, 1.5 s
+    assert [each.at for each in bucket._waiting] == pytest.approx([0.5, 1.0, 1.5])
+    bucket.set_rates((None, 1.0))  # one operation after the other
+    assert [each.at for each in bucket._waiting] == pytest.approx([0.0, 1.0, 2.0])
+    clock.now = 100.0
+    for thread in threads:
+        thread.join(30)
+    assert sorted(k for k, _ in ended) == [0, 1, 2]

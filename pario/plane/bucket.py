@@ -14,6 +14,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from pario.text import decimal_bytes
 
@@ -48,23 +49,27 @@ class Tokens:
         self._rate = rate or math.inf
         self.due = now - BURST_S
 
-    def take(self, n: float, now: float) -> float:
-        """When they may be used."""
-        begin = max(self.due, now - BURST_S)
-        self.due = begin + n / self._rate
-        return begin if n else now
+    def take(self, n: float, now: float) -> None:
+        self.due = max(self.due, now - BURST_S) + n / self._rate
 
-    def set_rate(self, rate: float | None, now: float) -> float:
-        """Nobody waits longer because the rate changes: a debt that was made at a higher rate shrinks with it. Returns
-        what becomes of a second of waiting."""
+    def set_rate(self, rate: float | None, now: float) -> None:
+        """Nobody waits longer because the rate changes: a debt that was made at a higher rate shrinks with it."""
         before, self._rate = self._rate, rate or math.inf
         if self.due <= now:
             kept = BURST_S if before == math.inf else (now - self.due) * before / self._rate
             self.due = now - min(kept, BURST_S)
-            return 1.0
-        second = min(1.0, before / self._rate)
-        self.due = now + second * (self.due - now)
-        return second
+        else:
+            self.due = now + min(1.0, before / self._rate) * (self.due - now)
+
+
+@dataclass(eq=False)
+class _Waiting:
+    """What is taken. at : when it may be asked for; before : what was due, of each resource, when all before it had
+    gone on"""
+
+    wants: tuple[int, int]
+    at: float = 0.0
+    before: Sequence[float] = ()
 
 
 class Bucket:
@@ -91,7 +96,7 @@ class Bucket:
         now = clock()
         self.rates = rates
         self._tokens = [Tokens(rate, now) for rate in rates]
-        self._waiting: list[list[float]] = []  # for each thread when it may go on, for bytes and for operations
+        self._waiting: list[_Waiting] = []  # those who were let in at another time than they came, in order
         self._open = True
         self.used = [0, 0]
         self._waited = [0.0, 0.0]  # by the first one, for which resource, until `_counted`
@@ -100,21 +105,32 @@ class Bucket:
     def take(self, nbytes: int, operations: int) -> None:
         """Return when these may be asked of the store; at once after `close`."""
         with self._changed:
-            now = self._clock()
-            mine = [tokens.take(n, now) for tokens, n in zip(self._tokens, (nbytes, operations), strict=True)]
-            if self._open and max(mine) - now > _SOON_S:
+            now, mine = self._clock(), _Waiting((nbytes, operations))
+            self._place(mine, now)
+            if self._open and mine.at - now > _SOON_S:
                 self._stand_in_line(mine)
             self.used[BYTES] += nbytes
             self.used[OPERATIONS] += operations
 
-    def _stand_in_line(self, mine: list[float]) -> None:
+    def _place(self, mine: _Waiting, now: float) -> None:
+        """Take its tokens, as of the moment when there is no debt of what it wants, and all before it have gone on."""
+        mine.before = [tokens.due for tokens in self._tokens]
+        owed = [due for due, n in zip(mine.before, mine.wants, strict=True) if n]
+        mine.at = max(now, *owed, *(each.at for each in self._waiting[-1:]))
+        for tokens, n in zip(self._tokens, mine.wants, strict=True):
+            tokens.take(n, mine.at)
+
+    def _stand_in_line(self, mine: _Waiting) -> None:
         if not self._waiting:
             self._held_up()
         self._count()
         self._waiting.append(mine)
         try:
-            while self._open and (left := max(mine) - self._clock()) > _SOON_S:
+            while self._open and (left := mine.at - self._clock()) > _SOON_S:
                 self._wait(self._changed, left)
+        except BaseException:  # Ctrl-C: it takes nothing
+            self._place_again(self.rates, mine)
+            raise
         finally:
             self._count()
             self._waiting = [each for each in self._waiting if each is not mine]
@@ -122,19 +138,28 @@ class Bucket:
     def _count(self) -> None:
         now = self._clock()
         if self._waiting:
-            for_bytes, for_operations = self._waiting[0]
+            for_bytes, for_operations = self._waiting[0].before
             self._waited[for_operations > for_bytes] += now - self._counted
         self._counted = now
 
     def set_rates(self, rates: Rates) -> None:
         """From now on, also for those who wait."""
         with self._changed:
-            now, self.rates = self._clock(), rates
-            for which, rate in enumerate(rates):
-                second = self._tokens[which].set_rate(rate, now)
-                for each in self._waiting:
-                    each[which] = min(each[which], now + second * (each[which] - now))
-            self._changed.notify_all()
+            self._place_again(rates)
+
+    def _place_again(self, rates: Rates, without: _Waiting | None = None) -> None:
+        now, self.rates = self._clock(), rates
+        later = [each for each in self._waiting if each.at > now]
+        self._waiting = [each for each in self._waiting if each.at <= now]
+        for which, (tokens, rate) in enumerate(zip(self._tokens, rates, strict=True)):
+            if later:
+                tokens.due = later[0].before[which]
+            tokens.set_rate(rate, now)
+        for each in later:
+            if each is not without:
+                self._place(each, now)
+                self._waiting.append(each)
+        self._changed.notify_all()
 
     def hold_ups(self) -> tuple[float, float, float]:
         """(seconds since the last call, and for how many of them threads were held up for bytes, and for operations)"""
