@@ -119,7 +119,8 @@ def _forked() -> None:
     _stops.clear()
     for each in list(_in_child):
         if (forget := each()) is not None:
-            forget()
+            with suppress(Exception):  # the others must not go on with what is the parent's
+                forget()
 
 
 os.register_at_fork(after_in_child=_forked)

@@ -108,9 +108,13 @@ from pario.threads import in_child
 class Kept:
     def forget(self): print("forgotten", flush=True)
 
-kept, gone = Kept(), Kept()
+class Failing:
+    def forget(self): raise OSError("no descriptor is left")
+
+kept, gone, failing = Kept(), Kept(), [Failing() for _ in range(20)]
 in_child(kept.forget)
 in_child(gone.forget)
+for each in failing: in_child(each.forget)
 del gone
 if (child := os.fork()) == 0:
     os._exit(0)
@@ -119,7 +123,8 @@ os.waitpid(child, 0)
 
 
 def test_what_a_fork_forgets() -> None:
-    """What lives, once; and the script's end, when objects go that are still registered, says nothing."""
+    """What lives, once, whatever becomes of others; and the script's end, when objects go that are still registered,
+    says nothing."""
     done = subprocess.run([sys.executable, "-c", FORKS], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "forgotten\n", "")
 
