@@ -229,18 +229,16 @@ class Workers(AnyWorkers):
     def lane(self, most: int) -> Lane:
         """`most` more threads, so that units of one sort never wait for those of others. The threads end with the last
         lane."""
-        with self._lock:
-            self._most += most
-            self._lanes += 1
+        self._most += most
+        self._lanes += 1
         return Lane(self, most)
 
     def left(self) -> None:
         """`Lane` calls this at its end."""
         with self._lock:
             self._lanes -= 1
-            if self._lanes:
-                return
-        self.end(0)
+        if not self._lanes:
+            self.end(0)
 
     def resize(self, most: int) -> None:
         """From now on up to `most` threads. Surplus ones end when they have done the unit that they are at."""
