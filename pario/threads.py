@@ -119,7 +119,8 @@ def _forked() -> None:
     _stops.clear()
     for each in list(_in_child):
         if (forget := each()) is not None:
-            forget()
+            with suppress(Exception):  # the others must not go on with what is the parent's
+                forget()
 
 
 os.register_at_fork(after_in_child=_forked)
@@ -234,7 +235,8 @@ class Workers(AnyWorkers):
 
     def left(self) -> None:
         """`Lane` calls this at its end."""
-        self._lanes -= 1
+        with self._lock:
+            self._lanes -= 1
         if not self._lanes:
             self.end(0)
 
@@ -317,40 +319,44 @@ class Lane(AnyWorkers):
         self._pool, self._most = pool, most
         self._free = threading.Condition()  # on a lock that may be taken twice: see `Workers`
         self._units: deque[Unit] = deque()
-        self._busy = 0  # threads
+        self._busy: dict[object, int] = {}  # each run of units -> its thread, 0 before one has it
         self._ended = False
+        in_child(self.forget)
 
     @property
     def load(self) -> int:
-        return self._busy + len(self._units)
+        return len(self._busy) + len(self._units)
 
     def put(self, unit: Unit, /) -> bool:
         with self._free:
             if self._ended:
                 return False
             self._units.append(unit)
-            if self._busy == self._most:
+            if len(self._busy) == self._most:
                 return True
-            self._busy += 1
-            started = False
+            run, started = object(), False
+            self._busy[run] = 0
             try:
-                started = self._pool.put(self._run)
+                started = self._pool.put(functools.partial(self._run, run))
             except ParioError as e:
-                if self._busy == 1:
+                if len(self._busy) == 1:
                     raise
                 _warn(f"fewer threads do the work: {e}")
             finally:
                 if not started:
-                    self._busy -= 1
+                    self._busy.pop(run, None)
                     if not self._busy:
                         self._units.pop()
-            return started or self._busy > 0
+            return started or bool(self._busy)
 
-    def _run(self) -> None:
+    def _run(self, run: object) -> None:
         while True:
             with self._free:
+                if run not in self._busy:  # Ctrl-C came when the pool had it: `put` has taken it back
+                    return
+                self._busy[run] = threading.get_ident()
                 if not self._units:
-                    self._busy -= 1
+                    del self._busy[run]
                     self._free.notify_all()
                     return
                 unit = self._units.popleft()
@@ -359,13 +365,20 @@ class Lane(AnyWorkers):
             del unit  # it refers to its submitter
 
     def end(self, limit_s: float = math.inf, cancel: bool = False) -> bool:
+        mine = threading.get_ident()  # the garbage collector runs `__del__` in any thread
         with self._free:
             first, self._ended = not self._ended, True
             self._cancelled = self._cancelled or cancel
-            idle = self._free.wait_for(lambda: not self._busy, min(limit_s, threading.TIMEOUT_MAX))
+            others_done = lambda: all(thread == mine for thread in self._busy.values())  # noqa: E731
+            self._free.wait_for(others_done, min(limit_s, threading.TIMEOUT_MAX))
+            idle = not self._busy
         if first:
             self._pool.left()
         return idle
+
+    def forget(self) -> None:
+        """In a process that was forked: the threads are its parent's, and one of them may have held the lock."""
+        self._free, self._busy, self._ended = threading.Condition(), {}, True
 
 
 def _nothing() -> None:

@@ -131,6 +131,8 @@ def test_what_differs_is_refused_before_anything_is_written(world, folder):
             pario.OptionError, match=rf"'k' differs between ranks: rank 0 has nothing.*rank {last} <f8\[2\]"
         ):
             ckpt.save(1, {"a": 1, **({"k": np.zeros(2)} if world.rank == last else {})})
+        with pytest.raises(pario.OptionError, match=rf"'a/b' differs between ranks 0 and {last}"):
+            ckpt.save(1, {"a/b": 5, "a": {"b": np.arange(5) + world.rank // last}})  # another key looks like its path
         both = [("x", np.zeros(2)), ("y", np.zeros(2))]
         with pytest.raises(pario.OptionError, match="in another order"):
             ckpt.save(1, dict(both[::-1] if world.rank == last else both))

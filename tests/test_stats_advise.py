@@ -75,7 +75,8 @@ def test_the_decoder_limits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("small", "reads", "told"), [(1000, 5000, False), (1001, 5000, True), (1001, 10_010, False), (1002, 10_000, True)]
+    ("small", "reads", "told"),
+    [(1000, 5000, False), (1001, 5000, True), (1001, 10_010, False), (1002, 10_000, True), (1001, 0, False)],
 )
 def test_small_requests(small: int, reads: int, told: bool) -> None:
     found = said(rank(file={"reads": reads, "small": small, "seconds": reads * 2e-3}))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -107,9 +108,13 @@ from pario.threads import in_child
 class Kept:
     def forget(self): print("forgotten", flush=True)
 
-kept, gone = Kept(), Kept()
+class Failing:
+    def forget(self): raise OSError("no descriptor is left")
+
+kept, gone, failing = Kept(), Kept(), [Failing() for _ in range(20)]
 in_child(kept.forget)
 in_child(gone.forget)
+for each in failing: in_child(each.forget)
 del gone
 if (child := os.fork()) == 0:
     os._exit(0)
@@ -118,7 +123,8 @@ os.waitpid(child, 0)
 
 
 def test_what_a_fork_forgets() -> None:
-    """What lives, once; and the script's end, when objects go that are still registered, says nothing."""
+    """What lives, once, whatever becomes of others; and the script's end, when objects go that are still registered,
+    says nothing."""
     done = subprocess.run([sys.executable, "-c", FORKS], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "forgotten\n", "")
 
@@ -157,6 +163,59 @@ def test_what_has_not_begun_in_a_lane_is_cancelled() -> None:
     assert lane.end(20)
     assert running.result() is True
     assert waiting.cancelled()
+
+
+LANE_IN_CHILD = """
+import os, threading
+from pario.threads import Workers
+
+workers, held, go = Workers("test", 0), threading.Event(), threading.Event()
+lane, other = workers.lane(2), workers.lane(1)
+
+def holds():
+    with lane._free:
+        held.set()
+        go.wait(60)
+
+lane.put(go.wait)
+other.put(holds)
+held.wait(60)
+if (child := os.fork()) == 0:
+    print(lane.end(60), other.end(60), lane.call(pow, 2, 3).cancelled(), flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+go.set()
+print(lane.end(60), other.end(60))
+"""
+
+
+def test_a_forked_process_does_not_wait_for_its_parents_lanes() -> None:
+    done = subprocess.run([sys.executable, "-c", LANE_IN_CHILD], cwd=ROOT, capture_output=True, text=True, timeout=50)
+    assert (done.stdout, done.stderr) == ("True True True\nTrue True\n", "")
+
+
+def test_a_lane_that_ends_in_a_thread_of_its_own_does_not_wait_for_it() -> None:
+    """As the garbage collector may have it."""
+    lane = Workers("test", 0).lane(1)
+    assert lane.call(lane.end).result(20) is False
+    assert lane.end(20)
+
+
+def test_ctrl_c_at_any_moment_leaves_a_lane_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = Workers("test", 0)
+    lane, put = workers.lane(1), workers.put
+
+    def interrupted(unit: Callable[[], None]) -> bool:
+        put(unit)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(workers, "put", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            lane.put(lambda: None)
+    assert lane.call(pow, 2, 3).result(20) == 8
+    assert lane.end(20)
+    assert lane.load == 0
 
 
 def test_a_lane_without_a_thread_is_an_error(granted, caplog: pytest.LogCaptureFixture) -> None:

@@ -22,6 +22,7 @@ import logging
 import marshal
 from collections.abc import Callable
 from functools import lru_cache
+from itertools import product
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -290,14 +291,16 @@ class Alike:
         if least == most:
             return False
         arrays = {flat.specs[n].path: digest for n, digest in zip(self._compared, digests.tolist(), strict=True)}
-        everyones = world.allgather((step, arrays | _plain(flat.description, "", {})))
+        everyones = world.allgather((step, arrays, _plain(flat.description, "", {})))
         steps = [each[0] for each in everyones]
         if len(set(steps)) > 1:
             raise world.raised_by_all(OptionError(f"step differs between ranks: {min(steps)} and {max(steps)}"))
         said: dict[str, str] = {}
-        for rank, (_, theirs) in reversed(list(enumerate(everyones))):
-            for path in theirs.keys() | everyones[0][1].keys():
-                values = everyones[0][1].get(path), theirs.get(path)
+        # One path may be that of an array and of something else: slashes in keys are escaped in those of arrays alone.
+        for rank, kind in product(reversed(range(world.size)), (1, 2)):
+            first, theirs = everyones[0][kind], everyones[rank][kind]
+            for path in theirs.keys() | first.keys():
+                values = first.get(path), theirs.get(path)
                 if values[0] != values[1]:
                     said[path] = f"{path or 'the root'!r} differs between ranks 0 and {rank}"
                     if None in values:

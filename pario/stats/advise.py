@@ -147,7 +147,7 @@ def _faster_store(job: Job, readers: Sequence[RankStats]) -> str:
 def small(job: Job) -> Iterator[Advice]:
     """Many requests below 1 MiB."""
     reads, few = job.total("reads"), job.total("small")
-    if few <= _SMALL_COUNT or few <= _SMALL_SHARE * reads:
+    if few <= max(_SMALL_COUNT, _SMALL_SHARE * reads) or not reads:  # as only a trace of somebody else says
         return
     mean, each = job.total("nbytes") / reads, job.total("seconds") / reads
     what = (

@@ -124,7 +124,8 @@ class ChunkStates:
 
     def left(self) -> int:
         """Chunks that a fill on this node has still to bring."""
-        return max(0, int(self._head[_USED]) - int(np.count_nonzero(self._states & 1)))
+        used = int(self._head[_USED])  # 0 between fills, when each batch asks: counting 500,000 chunks takes 0.6 ms
+        return max(0, used - int(np.count_nonzero(self._states & 1))) if used else 0
 
     def left_s(self) -> float:
         """Seconds that it needs for them if the ranks leave it its cores; 0: it has not copied any."""
