@@ -21,6 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -224,12 +225,10 @@ class Peers:
         """Let threads send what waits in these lines."""
         for whom in lines:
             work = partial(self._run, *whom)
-            try:
-                accepted = self._lines[whom].lane.put(work)
-            except ParioError:
-                accepted = False
-            if not accepted:  # no thread: in this one
-                work()
+            with suppress(ParioError):
+                if self._lines[whom].lane.put(work):
+                    continue
+            work()  # no thread: in this one
 
     def _run(self, node: int, kind: int) -> None:
         """Send what waits in a line until nothing does."""

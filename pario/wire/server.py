@@ -215,8 +215,7 @@ class Server(ABC, Generic[G]):
                     _log.warning("%s: %r", self._whose, e)
         for link in list(self._behind)[:_ROUND]:
             self._serve(link, 0)
-        now = self._clock()
-        for link in [link for link, until in self._strangers.items() if until <= now]:
+        for link in [link for link, until in self._strangers.items() if until <= self._clock()]:
             self.refuse(link, f"it did not prove itself within {_PROVE_S:g} s", tell=False)
 
     def stop(self) -> None:
