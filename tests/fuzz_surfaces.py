@@ -243,7 +243,7 @@ def control_messages() -> Surface:
         opened[:], links[:] = [sock for sock, _ in alive], [link for _, link in alive]
         while len(links) < 12:
             come()
-        states = [[each for each in links if each.member is None and not each.asks],
+        states = [[each for each in links if not each.member and not each.asks],
                   [each for each in links if each.member]]  # fmt: skip
         link = rng.choice(states[message[0]] or [each for each in links if not each.over])
         try:
