@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import re
+import resource
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -252,6 +253,12 @@ def _number(folder: str, *names: str) -> int | None:
             if line.isdigit():
                 return int(line)
     return None
+
+
+def open_files() -> int:
+    """How many this process may have."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1 << 30 if most == resource.RLIM_INFINITY else most
 
 
 def lock_holders(path: str) -> list[int]:

@@ -33,19 +33,15 @@ def test_only_what_is_offered_is_sent(tmp_path: Path) -> None:
         name = ckpt.save(3, {"a": np.arange(1000)})._attempt.name
     (run,) = (tmp_path / "fast").iterdir()
     offers = Offers(Places(0, 1, True, True), str(run), b"s" * 32, 5.0)
-    clients = [Client(offers.address, secret, 5.0) for secret in (b"s" * 32, b"other" * 8)]
+    clients = [Client(offers.server.address, secret, 5.0) for secret in (b"s" * 32, b"other" * 8)]
 
     def kind_of(kind: int, body: bytes) -> int:
-        request = clients[0].ask(kind, body)
-        try:
-            return request.head()[0]
-        finally:
-            request.close()
+        return clients[0].call(kind, body)[0]
 
     try:
         which = _WHICH.pack(3, name.id.encode())
         size = next(run.glob("*/node-00000.h5")).stat().st_size
-        whole = _BYTES.pack(3, name.id.encode(), 0, 0, size)
+        whole = which + _BYTES.pack(0, 0, size)
         assert kind_of(DESCRIBE, which) == Word.LATER
         offers.put(name._replace(step=4), False)
         assert kind_of(DESCRIBE, _WHICH.pack(4, name.id.encode())) == Word.ABSENT
@@ -55,17 +51,18 @@ def test_only_what_is_offered_is_sent(tmp_path: Path) -> None:
         assert [kind_of(DESCRIBE, which), kind_of(READ, whole)] == [Word.HERE, Word.HERE]
         for number, offset, nbytes in ((1, 0, 1), (0, 1, size), (0, size, 1), (0, 0, 9 << 20), (0, 1 << 63, 1)):
             with pytest.raises(OSError, match="closed"):
-                kind_of(READ, _BYTES.pack(3, name.id.encode(), number, offset, nbytes))
-        for kind, body in ((READ, which), (DESCRIBE, b""), (7, b"x"), (DESCRIBE, which[:-1] + b"\xff")):
+                kind_of(READ, which + _BYTES.pack(number, offset, nbytes))
+        for kind, body in ((READ, which), (DESCRIBE, b""), (7, b"x"), (DESCRIBE, which[:-1])):
             with pytest.raises(OSError, match="closed"):
                 kind_of(kind, body)
-        assert kind_of(DESCRIBE, _WHICH.pack(3, b"../../../../etc/")) == Word.LATER
+        for wrong in (b"../../../../etc/", b"\xff" * 16):
+            assert kind_of(DESCRIBE, _WHICH.pack(3, wrong)) == Word.LATER
         with pytest.raises(OSError):
-            clients[1].ask(DESCRIBE, which)
+            clients[1].call(DESCRIBE, which)
     finally:
         for client in clients:
             client.close()
-        offers.close()
+        offers.server.end()
 
 
 def said(folder: Path) -> int:

@@ -126,14 +126,10 @@ def test_offsets_beyond_4_gib_in_a_tier(tmp_path: Path, kind: str) -> None:
 def test_nobody_reads_the_store_on_behalf_of_who_asks_for_what_is_here(nodes: list[Node]) -> None:
     """A chunk that a node does not hold, or not yet, it does not hold: whoever asked knows better what to do."""
     client = Client(nodes[0].service.address, SECRET, 5.0)
-    request = client.ask(READ, IDENTITY + np.array([(65536 * BLOCK_BYTES, 100)], EXTENT).tobytes())
-    request.head()
-    flags = np.empty(1, np.uint8)
-    request.read([memoryview(flags)])
-    assert request.is_right()
-    request.close()
+    extents = np.array([(65536 * BLOCK_BYTES, 100)], EXTENT)
+    _, flags = client.call(READ, IDENTITY + extents.tobytes())
     client.close()
-    assert flags.tolist() == [Word.ABSENT]
+    assert flags == bytes([Word.ABSENT])
     assert nodes[0].store.seen == []
 
 

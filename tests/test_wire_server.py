@@ -10,6 +10,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from bad_wire import Wire
 from pario.comm.launcher import own_addresses
 from pario.wire import frames
 from pario.wire import server as server_module
-from pario.wire.client import Address, Client
+from pario.wire.client import Address, Answer, Client, DamagedError
 from pario.wire.frames import Part, TurnedAwayError
 from pario.wire.server import SLOW, AnsweringServer, Guest, Reply
 
@@ -48,23 +50,22 @@ def serve() -> Iterator[Callable[..., AnsweringServer]]:
 
 
 def ask(client: Client, kind: int, body: bytes) -> tuple[int, bytes]:
-    request = client.ask(kind, body)
-    try:
-        answer, nbytes = request.head()
-        out = np.empty(nbytes, np.uint8)
-        request.read([memoryview(out[: nbytes // 2]), memoryview(out[nbytes // 2 :])])
-        assert request.is_right()
-    finally:
-        request.close()
-    return answer, out.tobytes()
+    def take(answer: Answer) -> tuple[int, bytes]:
+        out = np.empty(answer.nbytes, np.uint8)
+        answer.read([memoryview(out[: len(out) // 2]), memoryview(out[len(out) // 2 :])])
+        return answer.kind, out.tobytes()
+
+    return client.ask(kind, body, take)
 
 
-def asked_again(client: Client, kind: int, body: bytes) -> Any:
-    """As whoever asks does whose connection has just made room for another one."""
-    try:
-        return client.ask(kind, body)
-    except OSError:
-        return client.ask(kind, body)
+Asked = Callable[[Client, int, bytes], "Future[tuple[int, bytes]]"]
+
+
+@pytest.fixture
+def asked() -> Iterator[Asked]:
+    """Requests under way, by threads."""
+    with ThreadPoolExecutor(2) as threads:
+        yield partial(threads.submit, ask)
 
 
 @pytest.fixture(params=["on this machine", "over the network"])
@@ -85,7 +86,7 @@ def test_questions_and_answers(serve: Callable[..., AnsweringServer], reached: C
             assert ask(client, kind, DATA[:nbytes].tobytes()) == (kind + 1, DATA[:nbytes].tobytes())
     client.close()
     with pytest.raises(OSError, match="closed"):
-        client.ask(1, b"")
+        client.call(1, b"")
 
 
 def test_long_answers_in_pieces(
@@ -102,7 +103,9 @@ def test_long_answers_in_pieces(
     client.close()
 
 
-def test_threads_have_requests_under_way_at_the_same_time(serve: Callable[..., AnsweringServer]) -> None:
+def test_threads_have_requests_under_way_at_the_same_time(
+    serve: Callable[..., AnsweringServer], asked: Asked
+) -> None:
     both = threading.Barrier(2, timeout=10)
 
     def answer(kind: int, body: bytes) -> Reply:
@@ -110,12 +113,8 @@ def test_threads_have_requests_under_way_at_the_same_time(serve: Callable[..., A
         return echo(kind, body)
 
     client = Client(serve(answer).address, SECRET, 5.0)
-    requests = [client.ask(1, b"a"), client.ask(2, b"b")]
-    for kind, request in enumerate(requests, 1):
-        assert request.head() == (kind + 1, 1)
-        out = np.empty(1, np.uint8)
-        request.read([memoryview(out)])
-        assert request.is_right()
+    first, second = asked(client, 1, b"a"), asked(client, 2, b"b")
+    assert [first.result(10), second.result(10)] == [(2, b"a"), (3, b"b")]
     client.close()
 
 
@@ -123,7 +122,7 @@ def test_a_wrong_secret(serve: Callable[..., AnsweringServer], caplog: pytest.Lo
     server = serve()
     for _ in range(3):
         with pytest.raises(TurnedAwayError, match="does not know the secret"):
-            Client(server.address._replace(hosts=(), port=0), b"t" * 32, 5.0).ask(1, b"")
+            Client(server.address._replace(hosts=(), port=0), b"t" * 32, 5.0).call(1, b"")
     assert caplog.text.count("does not know the secret") == 1
     assert ask(Client(server.address, SECRET, 5.0), 1, b"x") == (2, b"x")
 
@@ -131,7 +130,7 @@ def test_a_wrong_secret(serve: Callable[..., AnsweringServer], caplog: pytest.Lo
 def test_a_server_that_does_not_know_the_secret() -> None:
     other = AnsweringServer(b"t" * 32, echo, threads=1, most_bytes=10, most_links=8, limit_s=2.0, hosts=())
     with pytest.raises(TurnedAwayError):
-        Client(other.address, SECRET, 5.0).ask(1, b"")
+        Client(other.address, SECRET, 5.0).call(1, b"")
     other.end()
 
 
@@ -215,13 +214,13 @@ def test_a_flood_of_strangers_keeps_nobody_out(
         there.close()
 
 
-def test_too_many_who_know_the_secret(serve: Callable[..., AnsweringServer]) -> None:
+def test_too_many_who_know_the_secret(serve: Callable[..., AnsweringServer], asked: Asked) -> None:
     """Idle connections make room, and are made again; one that is served does not."""
-    begun, go_on = threading.Event(), threading.Event()
+    begun, go_on = threading.Semaphore(0), threading.Event()
 
     def answer(kind: int, body: bytes) -> Reply:
         if kind == 5:
-            begun.set()
+            begun.release()
             go_on.wait(10)
         return echo(kind, body)
 
@@ -231,15 +230,12 @@ def test_too_many_who_know_the_secret(serve: Callable[..., AnsweringServer]) -> 
         for each in clients:
             assert ask(each, 1, b"x") == (2, b"x")
     assert len(server.links) == 2
-    waits = [asked_again(each, 5, b"") for each in clients[:2]]
-    begun.wait(10)
-    time.sleep(0.1)
+    waits = [asked(each, 5, b"") for each in clients[:2]]
+    assert all(begun.acquire(timeout=10) for _ in waits)
     with pytest.raises(OSError, match=r"closed|reset|pipe"):
         ask(clients[2], 1, b"x")
     go_on.set()
-    for each in waits:
-        assert each.head() == (6, 0)
-        assert each.is_right()
+    assert [each.result(10) for each in waits] == [(6, b"")] * 2
 
 
 def test_a_server_for_another_name(serve: Callable[..., AnsweringServer]) -> None:
@@ -247,18 +243,16 @@ def test_a_server_for_another_name(serve: Callable[..., AnsweringServer]) -> Non
     first, second = serve(), serve()
     there = second.address._replace(local=first.address.local, machine="another one")
     with pytest.raises(TurnedAwayError):
-        Client(there, SECRET, 5.0).ask(1, b"")
+        Client(there, SECRET, 5.0).call(1, b"")
 
 
 def test_what_changes_before_it_is_sent(serve: Callable[..., AnsweringServer]) -> None:
     parts = [Part(DATA[:1000]), Part(DATA[1000:2000], still=lambda: False)]
-    request = Client(serve(lambda kind, _: Reply(kind, parts)).address, SECRET, 5.0).ask(1, b"")
-    assert request.head() == (1, 2000)
-    request.read([memoryview(np.empty(2000, np.uint8))])
-    assert not request.is_right()
+    with pytest.raises(DamagedError):
+        ask(Client(serve(lambda kind, _: Reply(kind, parts)).address, SECRET, 5.0), 1, b"")
 
 
-def test_slow_requests_do_not_keep_others_waiting(serve: Callable[..., AnsweringServer]) -> None:
+def test_slow_requests_do_not_keep_others_waiting(serve: Callable[..., AnsweringServer], asked: Asked) -> None:
     go_on = threading.Event()
 
     def answer(kind: int, body: bytes) -> Reply:
@@ -269,28 +263,36 @@ def test_slow_requests_do_not_keep_others_waiting(serve: Callable[..., Answering
     limits: Any = {"threads": 1, "most_bytes": 10, "most_links": 8, "limit_s": 2.0}
     server = AnsweringServer(SECRET, answer, hosts=(), sorts={5: SLOW}, **limits)
     client = Client(server.address, SECRET, 5.0)
-    slow = client.ask(5, b"a")
+    slow = asked(client, 5, b"a")
     assert ask(client, 1, b"b") == (2, b"b")
     go_on.set()
-    assert slow.head() == (6, 1)
+    assert slow.result(10) == (6, b"a")
     server.end()
 
 
-def test_a_request_that_has_waited_too_long_is_not_answered(serve: Callable[..., AnsweringServer]) -> None:
+def test_a_request_that_has_waited_too_long_is_not_answered(asked: Asked, caplog: pytest.LogCaptureFixture) -> None:
+    """Its client asks again."""
+    caplog.set_level(logging.DEBUG)
+    begun = threading.Event()
     answered: list[int] = []
 
     def answer(kind: int, body: bytes) -> Reply:
-        time.sleep(0.5)
+        begun.set()
+        end = time.monotonic() + 10
+        while kind == 0 and "has given up" not in caplog.text and time.monotonic() < end and len(server.links) < 2:
+            time.sleep(0.01)
+        time.sleep(0.5 if kind == 0 else 0.0)
         answered.append(kind)
         return echo(kind, body)
 
     server = AnsweringServer(SECRET, answer, threads=1, most_bytes=10, most_links=8, limit_s=0.3, hosts=())
     clients = [Client(server.address, SECRET, 5.0) for _ in range(2)]
-    first, second = (client.ask(kind, b"") for kind, client in enumerate(clients))
-    assert first.head() == (1, 0)
-    with pytest.raises(OSError, match=r"closed|reset"):
-        second.head()
-    assert answered == [0]
+    first = asked(clients[0], 0, b"")
+    assert begun.wait(10)
+    second = asked(clients[1], 1, b"")
+    assert [first.result(10), second.result(10)] == [(1, b""), (2, b"")]
+    assert answered == [0, 1]
+    assert "the client has given up" in caplog.text
     server.end()
 
 
@@ -318,7 +320,7 @@ def test_the_garbage_collector_may_close_a_client_at_any_time(serve: Callable[..
     with client._lock:  # as in the middle of `ask`
         client.close()
     with pytest.raises(OSError, match="closed"):
-        client.ask(1, b"")
+        client.call(1, b"")
 
 
 @pytest.mark.parametrize("what", ["too long", "no message", "damaged", "a sum that needs no secret", "said again"])
@@ -401,20 +403,12 @@ def test_an_answer_that_fails(serve: Callable[..., AnsweringServer]) -> None:
 def test_every_bit_that_is_damaged_is_noticed(serve: Callable[..., AnsweringServer], at: int) -> None:
     """Of the greeting, the proof, the head and the body."""
     client = Client(Wire(serve().address, {at}).address, SECRET, 1.0)
-    body = DATA[:150].tobytes()
+    body, into = DATA[:150].tobytes(), np.empty(150, np.uint8)
     try:
-        request = client.ask(1, body)
-    except OSError:
-        assert at < 72, "of the greeting"
-        return
-    try:
-        request.head()
-        request.read([memoryview(np.empty(150, np.uint8))])
-        right = request.is_right()
+        kind, _ = client.call(1, body, into)
+        right = kind == 2 and into.tobytes() == body
     except OSError:
         right = False
-    finally:
-        request.close()
     assert not right or at >= 72 + 24 + 150, "behind the answer"
 
 
@@ -441,10 +435,9 @@ def test_a_server_that_stops_in_the_middle(serve: Callable[..., AnsweringServer]
     with pytest.raises(TimeoutError):
         ask(client, 1, b"x")
     assert time.monotonic() - begin >= 0.5
-    request = Client(server.address, SECRET, 10.0).ask(1, b"x")
     threading.Timer(0.2, lambda: server.end(0)).start()
-    with pytest.raises(OSError, match=r"closed|reset"):
-        request.head()
+    with pytest.raises(OSError, match=r"closed|reset|refused"):
+        ask(Client(server.address, SECRET, 10.0), 1, b"x")
     stopped.set()
 
 

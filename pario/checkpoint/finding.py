@@ -311,21 +311,13 @@ class Readable(Protocol):
         """Fill `block`, u8[n]. Raises OSError, ParioError."""
 
 
-class Source(Protocol):
-    """Where the files of a part are read."""
-
-    def open(self, name: str, size: int) -> AbstractContextManager[Readable]:
-        """size : that it must have. Raises OSError, ParioError."""
+#: open(name, size that it must have) of a file of a part. Raises OSError, ParioError.
+Source = Callable[[str, int], AbstractContextManager[Readable]]
 
 
-class Folder:
+def in_folder(path: str) -> Source:
     """A source on a tier of this node."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    def open(self, name: str, size: int) -> Reader:
-        return Reader(os.path.join(self._path, name), size)
+    return lambda name, size: Reader(os.path.join(path, name), size)
 
 
 def copy_blocks(part: Part, source: Source, target: str, write: Write) -> None:
@@ -341,7 +333,7 @@ def _copy(
     memory = private_bytes(max((nbytes for _, nbytes, _ in pieces), default=0))
     with suppress(FileNotFoundError):
         os.unlink(path)
-    with Writer(path, file[1]) as writer, source.open(*file) as reader:
+    with Writer(path, file[1]) as writer, source(*file) as reader:
         for offset, nbytes, total in pieces:
             block = memory[:nbytes]
             reader.read(block, offset)

@@ -40,7 +40,7 @@ from pario.comm.memory import private_bytes
 from pario.errors import CheckpointError, CorruptedError, MissingError, OptionError
 from pario.threads import Workers
 from pario.wire import frames
-from pario.wire.client import Address, Client
+from pario.wire.client import Client
 from pario.wire.frames import Word
 from pario.wire.server import AnsweringServer, Reply
 
@@ -50,7 +50,7 @@ _log = logging.getLogger("pario")
 
 DESCRIBE, READ = 1, 2
 _WHICH = struct.Struct("<Q16s")
-_BYTES = struct.Struct("<Q16sIQQ")
+_BYTES = struct.Struct("<IQQ")
 _LENGTH = struct.Struct("<Q")
 #: Bytes of one READ; most blocks have fewer.
 _PIECE = 8 << 20
@@ -81,10 +81,10 @@ def open_partner(world: AnyWorld, places: Places, tiers: Tiers, board: Board, th
         with together(world, "opening connections for partner copies"):
             if world.is_leader:
                 offers = Offers(places, tiers.fast.folder, secret, tiers.limit_s)
-        addresses = world.allgather((world.node, offers.address) if offers is not None else None)
+        addresses = world.allgather((world.node, offers.server.address) if offers is not None else None)
     except BaseException:
         if offers is not None:
-            offers.close()
+            offers.server.end(_END_S)
         raise
     if offers is None:
         return None
@@ -121,38 +121,37 @@ class Offers:
     def __init__(self, places: Places, folder: str, secret: bytes, limit_s: float) -> None:
         self._places, self._folder = places, folder
         self._lock = threading.Lock()
-        # Of each checkpoint, oldest first: its files, none before they were described; None: not on the fast tier.
-        self._files: dict[tuple[int, str], list[tuple[str, int]] | None] = {}
+        # Of each checkpoint (`_which`), oldest first: its folder, and its files, none before they were described; None:
+        # not on the fast tier.
+        self._there: dict[bytes, tuple[str, list[tuple[str, int]]] | None] = {}
         self._local = threading.local()
-        self._server = AnsweringServer(
-            secret, self._answer, threads=_THREADS, most_bytes=_BYTES.size, most_links=_LINKS, limit_s=limit_s,
-            hosts=own_addresses(),
+        self.server = AnsweringServer(
+            secret, self._answer, threads=_THREADS, most_bytes=_WHICH.size + _BYTES.size, most_links=_LINKS,
+            limit_s=limit_s, hosts=own_addresses(),
         )  # fmt: skip
-
-    @property
-    def address(self) -> Address:
-        return self._server.address
 
     def put(self, name: Name, there: bool) -> None:
         """there : this node's part is on its fast tier; otherwise it will never be"""
+        mine = name._replace(node=self._places.node, nodes=self._places.nodes)
         with self._lock:
-            self._files[name.step, name.id] = [] if there else None
-            while len(self._files) > _OFFERS:
-                del self._files[next(iter(self._files))]
+            self._there[_which(name)] = (os.path.join(self._folder, str(mine)), []) if there else None
+            while len(self._there) > _OFFERS:
+                del self._there[next(iter(self._there))]
 
     def _answer(self, kind: int, body: bytes) -> Reply:
         """Raises ValueError if the request is none."""
+        which, more = body[: _WHICH.size], body[_WHICH.size :]
         if kind == DESCRIBE and len(body) == _WHICH.size:
-            return self._describe(_which(*_WHICH.unpack(body)))
-        if kind == READ and len(body) == _BYTES.size:
-            step, id_, number, offset, nbytes = _BYTES.unpack(body)
-            return self._read(_which(step, id_), number, offset, nbytes)
+            return self._describe(which)
+        if kind == READ and len(more) == _BYTES.size:
+            return self._read(which, *_BYTES.unpack(more))
         raise ValueError(f"a request of kind {kind} with {len(body)} bytes")
 
-    def _describe(self, which: tuple[int, str]) -> Reply:
-        if self._files.get(which) is None:
-            return Reply(Word.ABSENT if which in self._files else Word.LATER, [])
-        folder = self._path(which)
+    def _describe(self, which: bytes) -> Reply:
+        found = self._there.get(which)
+        if found is None:
+            return Reply(Word.ABSENT if which in self._there else Word.LATER, [])
+        folder, _ = found
         name = os.path.join(folder, part_name(self._places.node) + ".json")
         try:
             manifest, described = read_small(os.path.join(folder, MANIFEST)), read_small(name)
@@ -160,33 +159,26 @@ class Offers:
             return Reply(Word.ABSENT, [])
         files = read_part(described, name).files
         with self._lock:
-            if which in self._files:
-                self._files[which] = files
+            if which in self._there:
+                self._there[which] = folder, files
         texts = _LENGTH.pack(len(manifest)), manifest, described
         return Reply(Word.HERE, [frames.Part(np.frombuffer(text, np.uint8)) for text in texts])
 
-    def _read(self, which: tuple[int, str], number: int, offset: int, nbytes: int) -> Reply:
-        files = self._files.get(which) or []
+    def _read(self, which: bytes, number: int, offset: int, nbytes: int) -> Reply:
+        folder, files = self._there.get(which) or ("", [])
         if number >= len(files) or nbytes > _PIECE or offset + nbytes > files[number][1]:
             raise ValueError(f"{nbytes} bytes at {offset} of file {number} were asked for, which are not there")
         if not hasattr(self._local, "memory"):
             self._local.memory = private_bytes(_PIECE)
         data = self._local.memory[:nbytes]
         name, size = files[number]
-        with Reader(os.path.join(self._path(which), name), size) as reader:
+        with Reader(os.path.join(folder, name), size) as reader:
             reader.read(data, offset)
         return Reply(Word.HERE, [frames.Part(data)])  # this thread sends it before it reads again
 
-    def _path(self, which: tuple[int, str]) -> str:
-        return os.path.join(self._folder, str(Name(*which, self._places.node, self._places.nodes)))
 
-    def close(self, limit_s: float = _END_S) -> None:
-        """Idempotent."""
-        self._server.end(limit_s)
-
-
-def _which(step: int, id_: bytes) -> tuple[int, str]:
-    return step, id_.decode("ascii")
+def _which(name: Name) -> bytes:
+    return _WHICH.pack(name.step, name.id.encode())
 
 
 class Partner:
@@ -222,7 +214,7 @@ class Partner:
         self._stopped = True
         self._client.close()
         ended = self._line.end(limit_s)
-        self._offers.close(limit_s)
+        self._offers.server.end(limit_s)
         return ended
 
     def _run(self, attempt: Attempt) -> None:
@@ -282,10 +274,9 @@ class Partner:
 
     def _described(self, name: Name) -> tuple[bytes, bytes] | None:
         """(manifest, description of the part); None: it is not there. Raises OSError, CheckpointError."""
-        body = _WHICH.pack(name.step, name.id.encode())
         pause, began = _POLL_S[0], time.monotonic()
         while True:
-            kind, answer = self._client.call(DESCRIBE, body)
+            kind, answer = self._client.call(DESCRIBE, _which(name))
             if kind == Word.HERE:
                 (length,) = _LENGTH.unpack_from(answer)
                 end = _LENGTH.size + length
@@ -300,7 +291,12 @@ class Partner:
     def _fetch(self, name: Name, part: Part, folder: str) -> None:
         """The files of a part. Raises OSError, ParioError."""
         make_folder(folder)
-        source = _Remote(self._client, self._node, name, part)
+        numbers = {file: number for number, (file, _) in enumerate(part.files)}
+
+        def source(file: str, size: int) -> AbstractContextManager[_RemoteFile]:
+            path = f"node {self._node}: {file} of step {name.step}"
+            return nullcontext(_RemoteFile(path, self._client, _which(name), numbers[file]))
+
         for file in part.others:
             carry_over(part.node, file, source, folder, self._write, copies=True)
         copy_blocks(part, source, folder, self._write)
@@ -313,32 +309,20 @@ class Partner:
         self._board.put(COPYING, self._moved)
 
 
-class _Remote:
-    """Another node's part of a checkpoint: a source of its files."""
-
-    def __init__(self, client: Client, node: int, name: Name, part: Part) -> None:
-        self._client, self._node, self._name = client, node, name
-        self._numbers = {file: number for number, (file, _) in enumerate(part.files)}
-
-    def open(self, name: str, size: int) -> AbstractContextManager[_RemoteFile]:
-        path = f"node {self._node}: {name} of step {self._name.step}"
-        which = self._name.step, self._name.id.encode(), self._numbers[name]
-        return nullcontext(_RemoteFile(path, self._client, which))
-
-
 @dataclass
 class _RemoteFile:
-    """which : step, id, number of the file"""
+    """number : of the file in the checkpoint's part"""
 
     path: str
     client: Client
-    which: tuple[int, bytes, int]
+    which: bytes
+    number: int
 
     def read(self, block: np.ndarray, offset: int) -> None:
         """Raises OSError."""
         for begin in range(0, block.size, _PIECE):
             piece = block[begin : begin + _PIECE]
             try:
-                self.client.call(READ, _BYTES.pack(*self.which, offset + begin, piece.size), piece)
+                self.client.call(READ, self.which + _BYTES.pack(self.number, offset + begin, piece.size), piece)
             except frames.WireError as e:
                 raise OSError(f"{self.path}: {e}") from e

@@ -31,7 +31,7 @@ import numpy as np
 
 from pario.checkpoint import attempts, manifest, store
 from pario.checkpoint.attempts import Attempt, Board, Places, Tiers
-from pario.checkpoint.finding import Folder, Write, carry_over, copy_blocks, write_limited
+from pario.checkpoint.finding import Write, carry_over, copy_blocks, in_folder, write_limited
 from pario.checkpoint.store import Name, Writer
 from pario.checkpoint.varying import Shape, Varying
 from pario.errors import CheckpointError, MissingError, ReadError
@@ -164,7 +164,8 @@ class WriteThread:
                     before, folder = folder, self._attempt_folder(attempt, True)
                     for other in shape.others:
                         store.make_folder(folder)
-                        carry_over(self._places.node, (other.id, other.size), Folder(before), folder, self._write_slow)
+                        file = other.id, other.size
+                        carry_over(self._places.node, file, in_folder(before), folder, self._write_slow)
                     store.discard(before)
         if straight:
             self._board.put(attempts.STRAIGHT, attempt.number)
@@ -315,8 +316,8 @@ class DrainThread:
         part = manifest.read_part(described, source)
         store.make_folder(folder)
         for file in part.others:
-            carry_over(part.node, file, Folder(source), folder, self._write)
-        copy_blocks(part, Folder(source), folder, self._write)
+            carry_over(part.node, file, in_folder(source), folder, self._write)
+        copy_blocks(part, in_folder(source), folder, self._write)
         store.write_small(folder, manifest.part_name(self._places.node) + ".json", described)
 
     def _write(self, writer: Writer, data: np.ndarray, offset: int) -> None:

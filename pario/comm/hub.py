@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import enum
 import os
-import socket
 import struct
 import time
 
 from pario.wire.frames import WireError
-from pario.wire.server import BACKLOG, Guest, Server
+from pario.wire.server import Guest, Server
 
 #: Of what the ranks of a meeting say, and hear, at most this much.
 MOST_BYTES = 1 << 20
@@ -82,19 +81,7 @@ class Hub(Server[Seat]):
         self._seats: dict[int, Seat] = {}
         self._nodes: dict[int, bytes] = {}
         self._meetings: dict[bytes, dict[int, tuple[Seat, bytes, bytes]]] = {}
-        self.port = 0
-        try:
-            here = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self.listen_at(here)
-            here.bind(f"\0{name}")
-            here.listen(BACKLOG)
-            if secret is not None:
-                self.listen_at(there := socket.create_server(("", port), backlog=BACKLOG))
-                self.port = there.getsockname()[1]
-            self.start(self.stop)
-        except BaseException:
-            self.close()
-            raise
+        self.port = self.open(name, None if secret is None else "", port, self.stop)
 
     def secret_of(self, user: str) -> bytes | None:
         return self._secret

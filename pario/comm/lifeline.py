@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import resource
 import secrets
 import socket
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from pario.comm.launcher import own_addresses
 from pario.comm.messages import Messages
 from pario.comm.star import Star
 from pario.errors import ParioError
-from pario.machine import boot
+from pario.machine import boot, open_files
 from pario.threads import aside
 from pario.wire.client import Address, reached
 
@@ -40,12 +39,10 @@ class Lifeline:
 
     def listen(self) -> tuple[Address, bytes] | None:
         """Of the first node: what `connect` takes; None where the system refuses it."""
-        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if files != resource.RLIM_INFINITY and len(self._ranks) > files // 2:  # the other half is for the script
-            _log.debug("no connections between nodes: %d of them, and %d open files", len(self._ranks), files)
-            return None
         name, secret = f"pario-nodes-{secrets.token_hex(16)}", secrets.token_bytes(32)
         try:
+            if len(self._ranks) > open_files() // 2:  # the other half is for the script
+                raise OSError(f"{len(self._ranks)} of them, and {open_files()} open files")
             self._hub = Hub(name, len(self._ranks), secret)
         except (OSError, ParioError) as e:
             _log.debug("no connections between nodes: %s", e)
@@ -59,10 +56,9 @@ class Lifeline:
         except OSError as e:
             _log.debug("no connection to rank 0: %s", e)
             return
-        star = Star(link, number, len(self._ranks), self._hub)
+        self._star = star = Star(link, number, len(self._ranks), self._hub)
         star.say(Say.HERE, SEAT.pack(number, len(self._ranks)))
         atexit.register(star.leave)
-        self._star = star
 
     def gone(self) -> int | None:
         """A rank whose process has ended, and not by the end of its script."""

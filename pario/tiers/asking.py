@@ -157,13 +157,7 @@ def ask_service(
 
 def _call(client: Client, words: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
     """Raises ParioError with what the service says, OSError, ValueError."""
-    body = packed(words)
-    try:
-        found, raw = unpacked(client.call(OPEN, body)[1])
-    except TimeoutError:
-        raise
-    except OSError:  # the connection was closed: there were too many
-        found, raw = unpacked(client.call(OPEN, body)[1])
+    found, raw = unpacked(client.call(OPEN, packed(words))[1])
     if found.get("problem"):
         raise ParioError(str(found["problem"]))
     return found, raw

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import os
-import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -41,7 +40,7 @@ from pario.kernels.fill import (
     fill_chunks,
     has_status,
 )
-from pario.machine import allowed_cores
+from pario.machine import allowed_cores, open_files
 from pario.stats.rank import RankStats
 from pario.threads import start_thread
 from pario.tiers.memory import MemoryTier
@@ -127,8 +126,7 @@ class LocalFill:
         """`files` of `fill_chunks`; the descriptors are this object's."""
         rows = []
         # Half of the process's descriptors are for the script, and each file has two already.
-        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        few = most == resource.RLIM_INFINITY or 6 * len(self._sources) < most
+        few = 6 * len(self._sources) < open_files()
         for fetcher, state, base in self._sources:
             fd = os.dup(fetcher.files[0].fileno())
             self._fds.append(fd)

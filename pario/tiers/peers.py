@@ -17,12 +17,11 @@ from __future__ import annotations
 
 import errno
 import logging
-import resource
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -30,10 +29,11 @@ from typing import NamedTuple
 import numpy as np
 
 from pario.errors import ParioError
+from pario.machine import open_files
 from pario.plan.placement import Placement
-from pario.threads import Workers
+from pario.threads import Lane, Workers
 from pario.tiers.grid import Grid
-from pario.wire.client import Address, Client, Request
+from pario.wire.client import Address, Answer, Client, DamagedError
 from pario.wire.frames import Word
 
 _log = logging.getLogger("pario")
@@ -115,26 +115,28 @@ class _Bundle(NamedTuple):
 
 
 class _Line:
-    """What waits for one kind of request to one node, and how many requests are under way."""
+    """What waits for one kind of request to one node. lane : sends the requests"""
 
-    def __init__(self) -> None:
+    def __init__(self, pool: Workers) -> None:
         self.waiting: deque[_Bundle] = deque()
-        self.under_way = 0
+        self.lane = Lane(pool, _REQUESTS)
+        self._lock = threading.Lock()
 
     def take(self) -> list[_Bundle]:
         """As much as one request may ask for."""
         taken: list[_Bundle] = []
         extents, nbytes = MOST_EXTENTS, MOST_BYTES
-        while self.waiting and extents:
-            call, which, then = self.waiting.popleft()
-            sums = np.cumsum(call.extents["nbytes"][which])
-            fit = min(extents, len(which), int(np.searchsorted(sums, nbytes, side="right")))
-            if fit < len(which):
-                self.waiting.appendleft(_Bundle(call, which[fit:], then))
-            if not fit:
-                break
-            taken.append(_Bundle(call, which[:fit], then))
-            extents, nbytes = extents - fit, nbytes - int(sums[fit - 1])
+        with self._lock:
+            while self.waiting and extents:
+                call, which, then = self.waiting.popleft()
+                sums = np.cumsum(call.extents["nbytes"][which])
+                fit = min(extents, len(which), int(np.searchsorted(sums, nbytes, side="right")))
+                if fit < len(which):
+                    self.waiting.appendleft(_Bundle(call, which[fit:], then))
+                if not fit:
+                    break
+                taken.append(_Bundle(call, which[:fit], then))
+                extents, nbytes = extents - fit, nbytes - int(sums[fit - 1])
         return taken
 
 
@@ -176,18 +178,16 @@ class Peers:
     ) -> None:
         self._count, self._kept = count, kept
         self.counts = PeerCounts()
-        self.placement, self.node, self._serves = placement, servers.node, serves
+        self.placement, self.node, self._me = placement, servers.node, servers.node if serves else -1
         addresses, secret = servers.addresses, servers.secret
         self._identity, self._grid = identity, grid
         self._clients = [Client(each, secret, LIMIT_S) if each is not None else None for each in addresses]
-        self._lines = {(node, kind): _Line() for node in range(len(addresses)) for kind in (READ, BRING, KEEP)}
-        self._workers = Workers("pario-peers", min(_MOST_THREADS, 2 * len(addresses)))
-        self._lock = threading.Lock()  # guards the counts, the lines, and the three below
-        self._rests_until = [0.0] * len(addresses)
-        self._rest_s = [_REST_S] * len(addresses)
+        self._workers = pool = Workers("pario-peers", min(_MOST_THREADS, 2 * len(addresses)))
+        self._lines = {(node, kind): _Line(pool) for node in range(len(addresses)) for kind in (READ, BRING, KEEP)}
+        self._lock = threading.Lock()  # guards the counts, and the two below
+        self._rests = [(0.0, _REST_S)] * len(addresses)  # until when a node is left alone, and how long the next time
         self._closed = False
-        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._most_idle = max(_REQUESTS, (files if files != resource.RLIM_INFINITY else 1 << 20) // 8)
+        self._most_idle = max(_REQUESTS, open_files() // 8)
 
     def read(self, extents: np.ndarray, out: np.ndarray, starts: np.ndarray, *, keeps: bool = False) -> np.ndarray:
         """bool[n]: which of these extents other nodes had; they were written to `out[starts[i]:]`, others left
@@ -216,76 +216,61 @@ class Peers:
         """Let these extents wait for the first of these nodes that can be asked; returns its line."""
         for k, (node, kind) in enumerate(whom):
             if self._can_ask(node):
-                with self._lock:
-                    self._lines[node, kind].waiting.append(_Bundle(call, which, whom[k + 1 :]))
+                self._lines[node, kind].waiting.append(_Bundle(call, which, whom[k + 1 :]))
                 return {(node, kind)}
         call.finished(which, found=False)
         return set()
 
     def _start(self, lines: Iterable[Whom]) -> None:
-        """Let threads send what waits in these lines, unless enough of them do."""
+        """Let threads send what waits in these lines."""
         for whom in lines:
-            line = self._lines[whom]
-            with self._lock:
-                starts = bool(line.waiting) and line.under_way < _REQUESTS
-                line.under_way += starts
-            if starts:
-                self._by_thread(partial(self._run, *whom))
-
-    def _by_thread(self, work: Callable[[], None]) -> None:
-        try:
-            accepted = self._workers.put(work)
-        except ParioError:
-            accepted = False
-        if not accepted:  # no thread: in this one
-            work()
+            work = partial(self._run, *whom)
+            with suppress(ParioError):
+                if self._lines[whom].lane.put(work):
+                    continue
+            work()  # no thread: in this one
 
     def _run(self, node: int, kind: int) -> None:
         """Send what waits in a line until nothing does."""
         line = self._lines[node, kind]
-        while True:
-            with self._lock:
-                part = line.take()
-                if not part:
-                    line.under_way -= 1
-                    return
-            flags = np.full(sum(len(each.which) for each in part), Word.ABSENT, np.uint8)
-            interrupted: BaseException | None = None
-            try:
-                flags = self._exchange(node, kind, part, flags)
-            except BaseException as e:  # the calls must not wait for ever
-                interrupted = e
-                _log.warning("asking node %d for chunks failed: %r", node, e)
-            lines: set[Whom] = set()
-            at = 0
-            for whose, which, then in part:
-                mine, at = flags[at : at + len(which)], at + len(which)
-                if (mine == Word.HERE).any():
-                    whose.news = time.monotonic()
-                elif time.monotonic() - whose.news > LIMIT_S:  # it cannot bring them: its store may be stalled
-                    mine = np.where(mine == Word.LATER, Word.ABSENT, mine)
-                here, later = which[mine == Word.HERE], which[mine == Word.LATER]
-                if len(here):
-                    whose.finished(here, found=True)
-                if len(later):
-                    with self._lock:
-                        line.waiting.append(_Bundle(whose, later, then))
-                absent = which[(mine != Word.HERE) & (mine != Word.LATER)]
-                if len(absent):
-                    lines |= self._send_on(whose, absent, then)
-            self._start(lines - {(node, kind)})
-            if interrupted is not None and not isinstance(interrupted, Exception):
-                self._by_thread(partial(self._run, node, kind))  # what waits in this line is somebody else's
-                raise interrupted
+        try:
+            while part := line.take():
+                flags = np.full(sum(len(each.which) for each in part), Word.ABSENT, np.uint8)
+                try:
+                    flags = self._exchange(node, kind, part, flags)
+                except Exception as e:
+                    _log.warning("asking node %d for chunks failed: %r", node, e)
+                finally:  # the calls must not wait for ever
+                    self._start(self._hand_out(line, part, flags) - {(node, kind)})
+        except BaseException:
+            self._start([(node, kind)])  # what waits in this line is somebody else's
+            raise
+
+    def _hand_out(self, line: _Line, part: list[_Bundle], flags: np.ndarray) -> set[Whom]:
+        """flags : what became of each extent of a request; returns the lines where those wait that are not here."""
+        lines: set[Whom] = set()
+        for whose, which, then in part:
+            mine, flags = flags[: len(which)], flags[len(which) :]
+            if (mine == Word.HERE).any():
+                whose.news = time.monotonic()
+            elif time.monotonic() - whose.news > LIMIT_S:  # it cannot bring them: its store may be stalled
+                mine = np.where(mine == Word.LATER, Word.ABSENT, mine)
+            here, later = which[mine == Word.HERE], which[mine == Word.LATER]
+            whose.finished(here, found=True)
+            if len(later):
+                line.waiting.append(_Bundle(whose, later, then))
+            absent = which[(mine != Word.HERE) & (mine != Word.LATER)]
+            if len(absent):
+                lines |= self._send_on(whose, absent, then)
+        return lines
 
     def is_responsible(self, chunk: int) -> bool:
         """True if this process is to bring the chunk for all nodes."""
-        responsible = self._responsible(chunk)
-        return responsible is not None and self._is_me(responsible)
+        return self._responsible(chunk) == self._me
 
     def _responsible(self, chunk: int) -> int | None:
         owners = self.placement.owners[chunk].tolist()
-        return next((node for node in owners if node >= 0 and (self._is_me(node) or self._is_up(node))), None)
+        return next((node for node in owners if node >= 0 and (node == self._me or self._is_up(node))), None)
 
     def _whom(self, chunk: int, keeps: bool) -> tuple[Whom, ...]:
         """Whom to ask for a chunk, and what, best first. Nodes that are given up now are left out."""
@@ -304,13 +289,10 @@ class Peers:
         return tuple((node, kind) for node, kind in whom.items() if node >= 0 and self._can_ask(node))
 
     def _can_ask(self, node: int) -> bool:
-        return self._is_up(node) and not self._is_me(node)
-
-    def _is_me(self, node: int) -> bool:
-        return self._serves and node == self.node
+        return self._is_up(node) and node != self._me
 
     def _is_up(self, node: int) -> bool:
-        return self._clients[node] is not None and not self._closed and time.monotonic() >= self._rests_until[node]
+        return self._clients[node] is not None and not self._closed and time.monotonic() >= self._rests[node][0]
 
     def _exchange(self, node: int, kind: int, part: list[_Bundle], nothing: np.ndarray) -> np.ndarray:
         """Ask a node; what became of each extent, u8[n]."""
@@ -318,57 +300,47 @@ class Peers:
         if client is None or not self._is_up(node):
             return nothing
         body = self._identity + np.concatenate([call.extents[which] for call, which, _ in part]).tobytes()
-        for again in (True, False):
-            with self._lock:
-                self.counts.requests += 1
-            try:
-                with closing(client.ask(kind, body)) as request:
-                    return self._receive(node, part, request, nothing)
-            except TimeoutError as e:
-                self._give_up(node, e)
-                break
-            except OSError as e:
-                if e.errno in _OURS:
-                    _log.debug("node %d cannot be asked: %s", node, e)
-                    break
-                if again:  # a connection that it has closed since it was used last
-                    client.close_idle()
-                else:
-                    self._give_up(node, e)
-            finally:  # of many nodes few keep connections: descriptors are the script's, too
-                if sum(each.idle for each in self._clients if each is not None) > self._most_idle:
-                    client.close_idle()
-        return nothing
 
-    def _receive(self, node: int, part: list[_Bundle], request: Request, nothing: np.ndarray) -> np.ndarray:
-        """The answer. Raises OSError."""
-        request.head()
-        flags = np.empty(len(nothing), np.uint8)
-        request.read([memoryview(flags)])
-        views: list[memoryview] = []
-        at = 0
-        for call, which, _ in part:
-            mine, at = flags[at : at + len(which)], at + len(which)
-            views += call.views(which[mine == Word.HERE])
-        request.read(views)
-        right = request.is_right()
-        nbytes = sum(map(len, views)) if right else 0
+        def take(answer: Answer) -> tuple[np.ndarray, int]:
+            flags = np.empty(len(nothing), np.uint8)
+            answer.read([memoryview(flags)])
+            views: list[memoryview] = []
+            at = 0
+            for call, which, _ in part:
+                mine, at = flags[at : at + len(which)], at + len(which)
+                views += call.views(which[mine == Word.HERE])
+            answer.read(views)
+            return flags, sum(map(len, views))
+
         with self._lock:
-            if right:
-                self._rest_s[node] = _REST_S
-                self.counts.read_bytes += nbytes
-            else:
+            self.counts.requests += 1
+        try:
+            flags, nbytes = client.ask(kind, body, take)
+        except DamagedError:
+            with self._lock:
                 self.counts.damaged += 1
+            return nothing
+        except OSError as e:
+            if e.errno in _OURS:
+                _log.debug("node %d cannot be asked: %s", node, e)
+            else:
+                self._give_up(node, e)
+            return nothing
+        finally:  # of many nodes few keep connections: descriptors are the script's, too
+            if sum(each.idle for each in self._clients if each is not None) > self._most_idle:
+                client.close_idle()
+        with self._lock:
+            self._rests[node] = self._rests[node][0], _REST_S
+            self.counts.read_bytes += nbytes
         self._count(nbytes)
-        return flags if right else nothing
+        return flags
 
     def _give_up(self, node: int, error: OSError) -> None:
         with self._lock:
-            if self._closed or time.monotonic() < self._rests_until[node]:
+            if not self._is_up(node):  # meanwhile
                 return
-            rest = self._rest_s[node]
-            self._rests_until[node] = time.monotonic() + rest
-            self._rest_s[node] = min(2 * rest, _MOST_REST_S)
+            _, rest = self._rests[node]
+            self._rests[node] = time.monotonic() + rest, min(2 * rest, _MOST_REST_S)
             self.counts.lost += 1
         _log.warning("node %d does not answer (%s); it is not asked for chunks for %g s", node, error, rest)
 

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import math
 import os
-import select
 import socket
 import threading
 import time
-from collections import deque
-from collections.abc import Sequence
-from contextlib import closing, suppress
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from pario.machine import boot
 from pario.threads import in_child
-from pario.wire.frames import HEAD, MAGIC, PIECES, Link, Part, WireError, Word, advance, exactly, peer_uid, send, tune
+from pario.wire.frames import HEAD, MAGIC, Link, Part, WireError, Word, exactly, fill, peer_uid, send, tune
 
 #: A whole answer is at most this long.
 _MOST_ANSWER = 1 << 30
 #: Seconds for a connection and its greeting; and the least rate of an answer, in bytes/s.
 _CONNECT_S, _LEAST_RATE = 2.0, 1 << 20
+
+T = TypeVar("T")
 
 
 class Address(NamedTuple):
@@ -37,6 +36,10 @@ class Address(NamedTuple):
     local: str
     hosts: tuple[str, ...]
     port: int
+
+
+class DamagedError(WireError):
+    """An answer came, and its bytes are not those that were sent."""
 
 
 class Client:
@@ -56,52 +59,54 @@ class Client:
         self._idle: list[Link] = []
         self._used: set[Link] = set()
 
-    def ask(self, kind: int, body: bytes) -> Request:
-        """Send a request. Raises OSError."""
-        link = self._quiet() or reached(self._address, self._secret, self._limit_s)
+    def ask(self, kind: int, body: bytes, take: Callable[[Answer], T]) -> T:
+        """Send a request, and let `take` read the answer; a second time if the connection ends before that, as those do
+        that the server has closed since. Raises OSError, DamagedError."""
+        try:
+            return self._ask(kind, body, take)
+        except (DamagedError, TimeoutError):
+            raise
+        except OSError:
+            self.close_idle()
+        return self._ask(kind, body, take)
+
+    def _ask(self, kind: int, body: bytes, take: Callable[[Answer], T]) -> T:
+        try:
+            link = self._idle.pop()
+        except IndexError:
+            link = reached(self._address, self._secret, self._limit_s)
+        right = False
         with self._lock:
             self._used.add(link)
-        request = Request(self, link, self._limit_s)
         try:
             if self._closed:
                 raise OSError("the connections to another node are closed")
             send(link, kind, (Part(np.frombuffer(body, np.uint8)),))
-        except BaseException:
-            request.close()
-            raise
-        return request
+            answer = Answer(link, self._limit_s)
+            taken = take(answer)
+            answer.end()
+            right = True
+            return taken
+        finally:
+            with self._lock:
+                self._used.discard(link)
+                if right and not self._closed:
+                    self._idle.append(link)
+                else:
+                    _end(link.sock)
 
     def call(self, kind: int, body: bytes, into: Any = None) -> tuple[int, Any]:
         """Send a request and take the whole answer, its kind and its bytes. Raises OSError.
 
         into : u8[n], where it lies, if it has just that number of bytes
         """
-        with closing(self.ask(kind, body)) as request:
-            kind, nbytes = request.head()
-            answer = bytearray(min(nbytes, _MOST_ANSWER)) if into is None else into
-            request.read([memoryview(answer)])
-            if not request.is_right():
-                raise WireError("an answer was damaged on its way")
-        return kind, answer
 
-    def _quiet(self) -> Link | None:
-        """An idle connection that the server has not closed."""
-        with suppress(IndexError):
-            while True:
-                link = self._idle.pop()
-                if _is_quiet(link.sock):
-                    return link
-                link.sock.close()
-        return None
+        def take(answer: Answer) -> tuple[int, Any]:
+            found = bytearray(min(answer.nbytes, _MOST_ANSWER)) if into is None else into
+            answer.read([memoryview(found)])
+            return answer.kind, found
 
-    def finished(self, link: Link, *, good: bool) -> None:
-        """`Request` calls this."""
-        with self._lock:
-            self._used.discard(link)
-            if good and not self._closed:
-                self._idle.append(link)
-                return
-        _end(link.sock)
+        return self.ask(kind, body, take)
 
     @property
     def idle(self) -> int:
@@ -110,10 +115,9 @@ class Client:
 
     def close_idle(self) -> None:
         """They are made again when they are needed."""
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for link in idle:
-            _end(link.sock)
+        with suppress(IndexError):
+            while True:
+                _end(self._idle.pop().sock)
 
     def forget(self) -> None:
         """In a process that was forked: the connections belong to its parent."""
@@ -131,58 +135,33 @@ class Client:
         self.close_idle()
 
 
-class Request:
-    """One request under way. `head`, then `read` until all bytes are there, then `is_right`; at last, or at any time,
-    `close`. All but `close` may raise OSError, after which only `close` may be called."""
+class Answer:
+    """What a server answers, when its head has come. Everything may raise OSError.
 
-    def __init__(self, client: Client, link: Link, limit_s: float) -> None:
-        self._client, self._link, self._limit_s = client, link, limit_s
-        self._kind = self._nbytes = self._sum = self._left = 0
-        self._found, self._until = link.theirs.begin(), math.inf
-        self._over = False
+    kind, nbytes : of it
+    """
 
-    def head(self) -> tuple[int, int]:
-        """(kind, number of bytes) of the answer."""
-        head = exactly(self._link.sock, HEAD.size, time.monotonic() + self._limit_s)
-        magic, self._kind, self._nbytes, self._sum = HEAD.unpack(head)
-        if magic != MAGIC or self._kind == Word.REFUSED:
+    def __init__(self, link: Link, limit_s: float) -> None:
+        head = exactly(link.sock, HEAD.size, time.monotonic() + limit_s)
+        magic, self.kind, self.nbytes, self._sum = HEAD.unpack(head)
+        if magic != MAGIC or self.kind == Word.REFUSED:
             raise WireError("another node's answer is none")
-        self._left, self._until = self._nbytes, time.monotonic() + self._limit_s + self._nbytes / _LEAST_RATE
-        return self._kind, self._nbytes
+        self._link, self._left, self._found = link, self.nbytes, link.theirs.begin()
+        self._until = time.monotonic() + limit_s + self.nbytes / _LEAST_RATE
 
     def read(self, views: Sequence[memoryview]) -> None:
-        """Fill this memory with the next bytes of the answer."""
+        """Fill this memory with the next bytes."""
         self._left -= sum(map(len, views))
         if self._left < 0:
             raise WireError("another node's answer is too short")
-        rest = deque(view for view in views if len(view))
-        while rest:
-            pieces = [rest[k] for k in range(min(len(rest), PIECES))]
-            try:
-                got = self._link.sock.recvmsg_into(pieces, 0, socket.MSG_WAITALL)[0]
-            except BlockingIOError as e:
-                raise TimeoutError("nothing came for too long") from e
-            if not got:
-                raise OSError("another node closed the connection")
-            advance(rest, got)
-            if rest and time.monotonic() > self._until:
-                raise TimeoutError("an answer takes too long")
+        fill(self._link.sock, views, self._until)
         for view in views:
             self._found.update(view)
 
-    def is_right(self) -> bool:
-        """The end of the answer: whether its bytes have the sum that they had at the server."""
-        found = self._link.theirs.end(self._kind, self._nbytes, self._found.digest())
-        right = self._left == 0 and found == self._sum
-        self._over = True
-        self._client.finished(self._link, good=right)
-        return right
-
-    def close(self) -> None:
-        """Want no more of it. Idempotent, also after `is_right`."""
-        if not self._over:
-            self._over = True
-            self._client.finished(self._link, good=False)
+    def end(self) -> None:
+        """Raises DamagedError if not all bytes were read, or if they have not the sum that they had at the server."""
+        if self._left or self._link.theirs.end(self.kind, self.nbytes, self._found.digest()) != self._sum:
+            raise DamagedError("an answer was damaged on its way")
 
 
 def reached(
@@ -206,12 +185,12 @@ def reached(
             link.greet("", secret, until, name=where.local.encode(), trusts_system=trusts_system)
             tune(link.sock, limit_s)
             return link
-        except OSError as e:  # another container of this machine; a network that does not lead there
+        except BaseException as e:
             link.sock.close()
+            if not isinstance(e, OSError):
+                raise
+            # Another container of this machine; a network that does not lead there.
             error = TimeoutError("there is no connection in time") if isinstance(e, BlockingIOError) else e
-        except BaseException:
-            link.sock.close()
-            raise
     raise error
 
 
@@ -220,10 +199,3 @@ def _end(sock: socket.socket) -> None:
     with suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
     sock.close()
-
-
-def _is_quiet(sock: socket.socket) -> bool:
-    """True if nothing waits to be read, not even the end of the connection."""
-    poll = select.poll()
-    poll.register(sock, select.POLLIN)
-    return not poll.poll(0)

@@ -243,23 +243,29 @@ def peer_uid(sock: socket.socket) -> int | None:
 
 
 def exactly(sock: socket.socket, nbytes: int, until: float) -> bytes:
-    """The next bytes, all of them until then by time.monotonic(): one that sends now and then one byte must not hold
-    anybody. Raises OSError."""
-    said = b""
-    while len(said) < nbytes:
+    """The next bytes, as `fill`."""
+    said = bytearray(nbytes)
+    fill(sock, [memoryview(said)], until)
+    return bytes(said)
+
+
+def fill(sock: socket.socket, views: Sequence[memoryview], until: float) -> None:
+    """Fill this memory with the next bytes, all of it until then by time.monotonic(): one that sends now and then one
+    byte must not hold anybody. Raises OSError."""
+    rest = deque(view for view in views if len(view))
+    while rest:
         left = until - time.monotonic()
         if left <= 0:
             raise TimeoutError("it takes too long")
         if sock.gettimeout() is not None:  # else the system ends each call (`tune`)
             sock.settimeout(left)
         try:
-            part = sock.recv(nbytes - len(said), socket.MSG_WAITALL)
+            got = sock.recvmsg_into([rest[k] for k in range(min(len(rest), PIECES))], 0, socket.MSG_WAITALL)[0]
         except BlockingIOError as e:
             raise TimeoutError("nothing came for too long") from e
-        if not part:
+        if not got:
             raise OSError("it closed the connection")
-        said += part
-    return said
+        advance(rest, got)
 
 
 def send(link: Link, kind: int, parts: Sequence[Part]) -> None:

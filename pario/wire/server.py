@@ -155,6 +155,28 @@ class Server(ABC, Generic[G]):
         self.watch(self._bell.fileno(), lambda what: self._bell.silence())
         in_child(MethodType(Server.close, self))  # the connections are its parent's
 
+    def open(self, local: str, host: str | None, port: int, stop: Callable[[], None]) -> int:
+        """Listen at a Unix socket of this name, and at this machine's address `host` if that is one; a thread hears,
+        until `stop` ends it, which the end of the script calls. Raises OSError, ParioError, and is closed then.
+
+        port : 0: one that is free
+        Returns the port; 0 without a network: the processes of this machine can still connect.
+        """
+        try:
+            self.listen_at(here := socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            here.bind(f"\0{local}")
+            here.listen(BACKLOG)
+            suppressed = () if port else (OSError,)  # others wait at a port that was named
+            with suppress(*suppressed):
+                if host is not None:
+                    self.listen_at(there := socket.create_server((host, port), backlog=BACKLOG))
+                    port = there.getsockname()[1]
+            self._thread = start_thread("pario-listen", _hear, self, stop=stop)
+        except BaseException:
+            self.close()
+            raise
+        return port
+
     def listen_at(self, listener: socket.socket) -> None:
         """One more socket that listens; it is closed with the server."""
         self._listeners.append(listener)
@@ -180,12 +202,10 @@ class Server(ABC, Generic[G]):
 
     # -- the thread that listens ---------------------------------------------------------------------------------------
 
-    def hear(self, wait_s: float | None) -> None:
+    def hear(self, wait_s: float = 3600.0) -> None:
         """What has come, at least until something has or the time is over."""
-        first = next(iter(self._strangers.values()), None)  # the oldest
-        if first is not None:
-            left = max(0.0, first - self._clock())
-            wait_s = left if wait_s is None else min(wait_s, left)
+        first = next(iter(self._strangers.values()), math.inf)  # the oldest
+        wait_s = min(wait_s, max(0.0, first - self._clock()))
         # Few at a time: the system hands them out in turns.
         for fd, what in self._poll.poll(0.0 if self._behind else wait_s, _ROUND):
             if (action := self._ready.get(fd)) is not None:
@@ -195,14 +215,8 @@ class Server(ABC, Generic[G]):
                     _log.warning("%s: %r", self._whose, e)
         for link in list(self._behind)[:_ROUND]:
             self._serve(link, 0)
-        if first is not None:
-            now = self._clock()
-            for link in [link for link, until in self._strangers.items() if until <= now]:
-                self.refuse(link, f"it did not prove itself within {_PROVE_S:g} s", tell=False)
-
-    def start(self, stop: Callable[[], None]) -> None:
-        """A thread hears, until `stop` ends it, which the end of the script calls. Raises ParioError."""
-        self._thread = start_thread("pario-listen", _hear, self, stop=stop)
+        for link in [link for link, until in self._strangers.items() if until <= self._clock()]:
+            self.refuse(link, f"it did not prove itself within {_PROVE_S:g} s", tell=False)
 
     def stop(self) -> None:
         """`hear` returns. From any thread, or from a signal's handler."""
@@ -372,7 +386,7 @@ class Reply(NamedTuple):
 
 def _hear(server: Server[Any]) -> None:
     while not server._over:
-        server.hear(None)
+        server.hear()
     server.close()
 
 
@@ -412,23 +426,11 @@ class AnsweringServer(Server[Guest]):
         self.workers = Workers("pario-serve", 0)  # what is patient waits for what is not
         self._lanes = [self.workers.lane(n) for n in (threads, threads, max(threads, _PATIENT_THREADS))]
         self._sorts = dict(sorts or {})
-        local, port = f"pario-{secrets.token_hex(16)}", 0
+        local = f"pario-{secrets.token_hex(16)}"
         whose = "pario's server for other ranks"
         super().__init__(whose, most_links=most_links, most_bytes=most_bytes, name=local.encode())
-        try:
-            here = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            here.bind(f"\0{local}")
-            here.listen(BACKLOG)
-            self.listen_at(here)
-            with suppress(OSError):  # without a network the processes of this machine can still connect
-                if hosts:
-                    self.listen_at(there := socket.create_server((hosts[0], 0), backlog=BACKLOG))
-                    port = there.getsockname()[1]
-            self.address = Address(boot(), local, tuple(hosts), port)
-            self.start(self.end)
-        except BaseException:
-            self.close()
-            raise
+        port = self.open(local, hosts[0] if hosts else None, 0, self.end)
+        self.address = Address(boot(), local, tuple(hosts), port)
 
     def secret_of(self, user: str) -> bytes | None:
         return None if user else self._secret
