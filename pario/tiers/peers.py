@@ -89,6 +89,8 @@ class _Call:
         self.done = threading.Event()
         self.news = time.monotonic()
         self._under_way = len(extents)
+        if not self._under_way:
+            self.done.set()
         self._lock = threading.Lock()
 
     def finished(self, which: np.ndarray, *, found: bool) -> None:
