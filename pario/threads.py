@@ -139,7 +139,7 @@ class AnyWorkers(ABC):
         """
 
     @abstractmethod
-    def end(self, limit_s: float = math.inf, cancel: bool = False) -> bool:
+    def close(self, limit_s: float = math.inf, cancel: bool = False) -> bool:
         """Accept no more work, let the threads finish what is queued, and end them. Idempotent.
 
         cancel : cancel calls that have not started
@@ -238,7 +238,7 @@ class Workers(AnyWorkers):
         with self._lock:
             self._lanes -= 1
         if not self._lanes:
-            self.end(0)
+            self.close(0)
 
     def resize(self, most: int) -> None:
         """From now on up to `most` threads. Surplus ones end when they have done the unit that they are at."""
@@ -253,7 +253,7 @@ class Workers(AnyWorkers):
             with suppress(ParioError):  # those that are there do the work
                 self._grow()
 
-    def end(self, limit_s: float = math.inf, cancel: bool = False) -> bool:
+    def close(self, limit_s: float = math.inf, cancel: bool = False) -> bool:
         with self._lock:
             if not self._ended:
                 self._queue.put(None)
@@ -282,7 +282,7 @@ class Workers(AnyWorkers):
         while len(self._threads) < min(self._under_way, self._most):
             name = f"{self._name}-{len(self._threads)}"  # may be that of one which is just ending
             try:
-                self._threads.append(start_thread(name, self._work, stop=functools.partial(self.end, 0, True)))
+                self._threads.append(start_thread(name, self._work, stop=functools.partial(self.close, 0, True)))
             except ParioError as e:
                 if not self._threads or self._lanes:  # one lane may wait for another one
                     raise
@@ -364,7 +364,7 @@ class Lane(AnyWorkers):
             unit()
             del unit  # it refers to its submitter
 
-    def end(self, limit_s: float = math.inf, cancel: bool = False) -> bool:
+    def close(self, limit_s: float = math.inf, cancel: bool = False) -> bool:
         mine = threading.get_ident()  # the garbage collector runs `__del__` in any thread
         with self._free:
             first, self._ended = not self._ended, True

@@ -38,7 +38,7 @@ def running(rules: Rules, address: PlaneAddress = LOCAL, **more: object) -> Iter
     try:
         yield plane
     finally:
-        plane.stop()
+        plane.cancel()
         thread.join(5)
         assert not thread.is_alive()
 

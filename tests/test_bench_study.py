@@ -370,9 +370,9 @@ def test_every_call_in_which_ranks_meet_is_counted():
     while more := {name for name, used in names.items() if used & meeting} - meeting:
         meeting |= more
     contract = {name for name, one in vars(AnyWorld).items() if inspect.isfunction(one) and not name.startswith("_")}
-    assert (meeting & contract) - {"free", "abandon"} == set(COLLECTIVES)
+    assert (meeting & contract) - {"close", "abandon"} == set(COLLECTIVES)
     said = {name for name in contract if "Collective" in (getattr(AnyWorld, name).__doc__ or "")}
-    assert said - {"free"} == set(COLLECTIVES)
+    assert said - {"close"} == set(COLLECTIVES)
 
 
 class Heard(Watcher):

@@ -62,7 +62,7 @@ def test_only_what_is_offered_is_sent(tmp_path: Path) -> None:
     finally:
         for client in clients:
             client.close()
-        offers.server.end()
+        offers.server.leave()
 
 
 def said(folder: Path) -> int:

@@ -112,7 +112,7 @@ def test_all_nodes_hear_of_it(hub) -> None:
     process = leaf("while lifeline.gone() is None: time.sleep(0.01)\nprint(lifeline.gone(), flush=True)")
     assert said(process) == "1"
     assert until(lambda: len(lifeline._hub._seats), 2)
-    lifeline._hub.stop()
+    lifeline._hub.cancel()
     assert said(process) == "0"
 
 
@@ -144,7 +144,7 @@ def test_too_many_nodes_leave_the_script_its_open_files(monkeypatch: pytest.Monk
     lifeline = Lifeline(range(10))
     assert lifeline.listen() is not None
     assert lifeline._hub is not None
-    lifeline._hub.stop()
+    lifeline._hub.cancel()
 
 
 def test_neighbours() -> None:

@@ -124,7 +124,7 @@ if last:
     say("end"); sys.exit(0)
 if comm.rank == 1:
     time.sleep(1.0)
-    other.world.free(); world.free(); say("freed")
+    other.world.close(); world.close(); say("freed")
 else:
     say("end")
 """,

@@ -58,7 +58,7 @@ def job(code: str, ranks: int = 3, sheltered: bool = False, env: dict[str, str] 
 
 
 def test_normal_end() -> None:
-    done = job("ring.close(); alarm.close(); world.free(); say('end')")
+    done = job("ring.close(); alarm.close(); world.close(); say('end')")
     assert done.status == 0, done.output
     assert sorted(done.output.split("\n"))[1:] == ["0 end", "1 end", "2 end"]
 
@@ -225,7 +225,7 @@ try:
     world.agree(ValueError("here") if world.rank == 0 else None, "opening")
 except Exception:
     pass
-ring.close(); alarm.close(); world.free()
+ring.close(); alarm.close(); world.close()
 raise KeyError("mine")
 """
     done = job(code)

@@ -69,8 +69,8 @@ def test_solo_arrays() -> None:
 def test_solo_is_freed_once() -> None:
     solo = Solo()
     memory = solo.shared_bytes(10)
-    solo.free()
-    solo.free(collective=False)
+    solo.close()
+    solo.close(collective=False)
     memory[:] = 3
     with pytest.raises(ClosedError):
         solo.barrier()
@@ -160,7 +160,7 @@ world = get_world()
 assert type(world) is Solo, world
 ring, alarm = Ring(world, 2), Alarm(world)
 ring.publish(0, 1); ring.wait_group(0, alarm.check); alarm.raise_all(ValueError("x")); alarm.close(); ring.close()
-world.share_array(np.zeros(3)); world.agree(None, "x"); world.free()
+world.share_array(np.zeros(3)); world.agree(None, "x"); world.close()
 assert not any(name.startswith("mpi4py") for name in sys.modules)
 """
 

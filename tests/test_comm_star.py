@@ -250,7 +250,7 @@ from pario.comm.world import get_world
 try:
     world = get_world()
     print("met", world.rank, world.nodes, world.allreduce_sum(world.rank), flush=True)
-    world.free()
+    world.close()
 except pario.errors.RankError as error:
     print("refused", error, flush=True)
 """
@@ -406,7 +406,7 @@ def test_what_no_rank_says_is_refused() -> None:
         for rank in reversed(ranks):
             rank.leave()
     finally:
-        hub.stop()
+        hub.cancel()
 
 
 def test_ranks_at_different_places_hear_of_it() -> None:
@@ -423,4 +423,4 @@ def test_ranks_at_different_places_hear_of_it() -> None:
         for rank in reversed(ranks):
             rank.leave()
     finally:
-        hub.stop()
+        hub.cancel()

@@ -164,7 +164,7 @@ def hands(way: Way, folder: Path) -> Iterator[Hands]:
         made = Hands(loader, way)
         yield made
         made.source.leave()
-        assert made.source.end(10)
+        assert made.source.close(10)
 
 
 def nothing() -> None:
@@ -250,7 +250,7 @@ def test_left_early_it_ends(hands: Hands) -> None:
     for _ in range(2):
         hands.source.leave()
     for _ in range(2):
-        assert hands.source.end(10)
+        assert hands.source.close(10)
     for _ in range(2):
         hands.supply.settle()
 
@@ -282,4 +282,4 @@ def read_all(folder: Path, way: Way) -> None:
                 hands.source.prepare(step, loader._life.check)
         finally:
             hands.source.leave()
-            hands.source.end(10)
+            hands.source.close(10)

@@ -316,7 +316,7 @@ def test_a_chunk_that_is_given_back_while_it_is_decoded(path, shape) -> None:
                 assert records.data[records.starts[0] :][: records.nbytes[0]].tobytes() == first
             assert source.release(piece)
         source.leave()
-        assert source.end(10)
+        assert source.close(10)
 
 
 @pytest.mark.parametrize("shuffle", [False, "global", "block"])

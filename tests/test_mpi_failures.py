@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("through_the_ring")]
 def world(request):
     made = get_world(MPI.COMM_SELF if request.param == "self" else MPI.COMM_WORLD)
     yield made
-    made.free()
+    made.close()
 
 
 def listen(alarm: Alarm) -> None:
@@ -101,7 +101,8 @@ def test_two_alarms_at_once(world) -> None:
         with pytest.raises(PeerError, match="me too"):
             listen(alarm)
     world.comm.Barrier()
-    world.free(collective=False)  # as after every error: the note that nobody received belongs to no later communicator
+    # As after every error: the note that nobody received belongs to no later communicator.
+    world.close(collective=False)
 
 
 def test_closed_alarm_is_quiet(world) -> None:
@@ -244,7 +245,7 @@ def test_an_alarm_outlives_a_send_that_fails(world, monkeypatch) -> None:
         with pytest.raises(PeerError, match="told anyway"):
             listen(world.alarm)
     comm.Barrier()
-    world.free(collective=False)
+    world.close(collective=False)
 
 
 def test_a_note_that_never_arrives_keeps_nobody(world, monkeypatch) -> None:

@@ -26,7 +26,7 @@ SLOTS, ROWS = 3, 6
 def world(request):
     made = get_world(MPI.COMM_SELF if request.param == "self" else MPI.COMM_WORLD)
     yield made
-    made.free()
+    made.close()
 
 
 def content(node: int, run: int, group: int, nbytes: int) -> np.ndarray:

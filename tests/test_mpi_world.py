@@ -38,7 +38,7 @@ def world(request):
     assert isinstance(made, World)
     assert (made.rank, made.size) == (comm.rank, comm.size)
     yield made
-    made.free()
+    made.close()
     if comm not in (everybody, MPI.COMM_SELF):
         comm.Free()
 
@@ -193,8 +193,8 @@ def test_a_view_outlives_its_world() -> None:
     shared = world.share_array(np.arange(100) if world.rank == 0 else None)
     part = shared[10:20] if world.rank == world.size - 1 else None
     del shared
-    world.free()
-    world.free()
+    world.close()
+    world.close()
     if part is not None:
         assert part.tolist() == list(range(10, 20))
     with pytest.raises(ClosedError):
@@ -234,18 +234,18 @@ def test_ranks_that_are_alone_hear_why(monkeypatch) -> None:
         get_world()
     with pytest.raises(LauncherError):
         get_world(MPI.COMM_WORLD)
-    get_world(MPI.COMM_SELF).free()  # on purpose
+    get_world(MPI.COMM_SELF).close()  # on purpose
 
 
 def test_a_rank_alone_leaves_no_communicators_after_errors() -> None:
-    World(MPI.COMM_SELF).free()
+    World(MPI.COMM_SELF).close()
     left = communicators_left()
     for number in range(5):
         world = World(MPI.COMM_SELF)
         if number % 2:
             world.abandon(ValueError("of this rank"))
         else:
-            world.free(collective=False)
+            world.close(collective=False)
     assert communicators_left() == left
 
 
@@ -263,7 +263,7 @@ class User:
 
 def test_worlds_that_nobody_freed_have_the_communicators_of_one() -> None:
     comm = MPI.COMM_WORLD
-    World(comm).free()
+    World(comm).close()
     left = communicators_left()
     for number in range(10):
         user = User(comm)
@@ -305,7 +305,7 @@ def test_a_world_that_one_rank_still_uses_is_left_alone() -> None:
     if comm.rank == 0:
         failed.abandon(ValueError("of rank 0 alone"))
     else:
-        failed.free(collective=False)
+        failed.close(collective=False)
     with World(comm) as after:
         assert after.allgather(comm.rank) == list(range(comm.size))
 
@@ -342,7 +342,7 @@ def test_whose_script_has_ended_is_no_number() -> None:
     world = get_world(comm)
     assert isinstance(world, World)
     if world.size == 1:
-        world.free()
+        world.close()
         return
     if world.rank == world.size - 1:
         assert not world.goodbye()()
@@ -350,5 +350,5 @@ def test_whose_script_has_ended_is_no_number() -> None:
         with pytest.raises(PeerError, match="at its end") as caught:
             world.allgather_int(5)
         assert caught.value.rank == world.size - 1
-    world.free(collective=False)
+    world.close(collective=False)
     comm.Barrier()

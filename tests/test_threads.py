@@ -49,11 +49,11 @@ def test_as_many_threads_as_there_is_work() -> None:
     names = {thread.name for thread in threading.enumerate()}
     assert {"test-0", "test-1"} <= names
     assert "test-2" not in names
-    assert workers.end()
+    assert workers.close()
     assert not {"test-0", "test-1"} & {thread.name for thread in threading.enumerate()}
     assert workers.call(pow, 2, 3).cancelled()
     assert not workers.put(lambda: None)
-    assert workers.end()
+    assert workers.close()
 
 
 def test_urgent_work_goes_first() -> None:
@@ -64,15 +64,15 @@ def test_urgent_work_goes_first() -> None:
     workers.put(lambda: done.append("later"))
     workers.put(lambda: done.append("urgent"), urgent=True)
     go.set()
-    assert workers.end()
+    assert workers.close()
     assert done == [True, "urgent", "later"]
 
 
 def test_a_thread_of_its_own_may_end_it() -> None:
     """As the garbage collector does: it runs `__del__` in any thread."""
     workers = Workers("test", 2)
-    assert workers.call(workers.end, 0).result(20) is False  # one of its threads still runs
-    assert workers.end()
+    assert workers.call(workers.close, 0).result(20) is False  # one of its threads still runs
+    assert workers.close()
 
 
 def test_what_has_not_begun_is_cancelled() -> None:
@@ -80,7 +80,7 @@ def test_what_has_not_begun_is_cancelled() -> None:
     running, waiting = workers.call(go.wait, 20), workers.call(go.wait, 20)
     while not running.running():
         time.sleep(1e-3)
-    assert not workers.end(0, cancel=True)
+    assert not workers.close(0, cancel=True)
     go.set()
     assert running.result() is True
     while not waiting.done():
@@ -98,7 +98,7 @@ def test_fewer_threads_do_the_work(granted, caplog) -> None:
         assert sorted(future.result() for future in waits) == [0, 0, 1, 1]
     (record,) = caplog.records
     assert "2 of 5 threads named test do the work" in record.getMessage()
-    assert workers.end()
+    assert workers.close()
 
 
 FORKS = """
@@ -138,17 +138,17 @@ def test_lanes_share_threads_and_wait_for_each_other() -> None:
         done.append((number, sum(call.result(20) for call in [writes.call(both.wait, 20) for _ in range(2)])))
 
     assert all(saves.put(lambda number=number: save(number)) for number in range(3))
-    assert saves.end(20)
+    assert saves.close(20)
     assert done == [(0, 1), (1, 1), (2, 1)]  # one after another, and each had two threads beside its own
     assert not saves.put(lambda: None)
     assert saves.load == 0
     assert {thread.name for thread in threading.enumerate()} & {"test-0", "test-1", "test-2", "test-3"}
     assert writes.call(pow, 2, 3).result(20) == 8
-    assert saves.end(0)  # once more: the other lane goes on
+    assert saves.close(0)  # once more: the other lane goes on
     assert writes.call(pow, 2, 3).result(20) == 8
-    assert writes.end(20)
+    assert writes.close(20)
     assert writes.call(pow, 2, 3).cancelled()
-    assert workers.end(20)  # their threads have ended, or do so
+    assert workers.close(20)  # their threads have ended, or do so
 
 
 def test_what_has_not_begun_in_a_lane_is_cancelled() -> None:
@@ -158,9 +158,9 @@ def test_what_has_not_begun_in_a_lane_is_cancelled() -> None:
     while not running.running():
         time.sleep(1e-3)
     assert lane.load == 2
-    assert not lane.end(0, cancel=True)
+    assert not lane.close(0, cancel=True)
     go.set()
-    assert lane.end(20)
+    assert lane.close(20)
     assert running.result() is True
     assert waiting.cancelled()
 
@@ -181,11 +181,11 @@ lane.put(go.wait)
 other.put(holds)
 held.wait(60)
 if (child := os.fork()) == 0:
-    print(lane.end(60), other.end(60), lane.call(pow, 2, 3).cancelled(), flush=True)
+    print(lane.close(60), other.close(60), lane.call(pow, 2, 3).cancelled(), flush=True)
     os._exit(0)
 os.waitpid(child, 0)
 go.set()
-print(lane.end(60), other.end(60))
+print(lane.close(60), other.close(60))
 """
 
 
@@ -197,8 +197,8 @@ def test_a_forked_process_does_not_wait_for_its_parents_lanes() -> None:
 def test_a_lane_that_ends_in_a_thread_of_its_own_does_not_wait_for_it() -> None:
     """As the garbage collector may have it."""
     lane = Workers("test", 0).lane(1)
-    assert lane.call(lane.end).result(20) is False
-    assert lane.end(20)
+    assert lane.call(lane.close).result(20) is False
+    assert lane.close(20)
 
 
 def test_ctrl_c_at_any_moment_leaves_a_lane_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +214,7 @@ def test_ctrl_c_at_any_moment_leaves_a_lane_that_ends(monkeypatch: pytest.Monkey
         with pytest.raises(KeyboardInterrupt):
             lane.put(lambda: None)
     assert lane.call(pow, 2, 3).result(20) == 8
-    assert lane.end(20)
+    assert lane.close(20)
     assert lane.load == 0
 
 
@@ -232,8 +232,8 @@ def test_a_lane_without_a_thread_is_an_error(granted, caplog: pytest.LogCaptureF
     assert "fewer threads do the work" in caplog.text
     go.set()
     assert (first.result(20), second.result(20)) == (True, 8)
-    assert saves.end(20)
-    assert writes.end(20)
+    assert saves.close(20)
+    assert writes.close(20)
 
 
 def test_no_thread_at_all_is_an_error(granted) -> None:
@@ -243,7 +243,7 @@ def test_no_thread_at_all_is_an_error(granted) -> None:
         workers.call(pow, 2, 3)
     with pytest.raises(ParioError, match=r"\(alone\)"):
         start_thread("alone", print, stop=None)
-    assert workers.end()
+    assert workers.close()
 
 
 def test_at_the_end_a_thread_does_itself_what_it_hands_on(granted, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,7 +261,7 @@ def test_at_the_end_a_thread_does_itself_what_it_hands_on(granted, monkeypatch: 
     over.set()
     thread.join(20)
     assert done == [thread.ident]
-    assert workers.end()
+    assert workers.close()
 
 
 LIMITED = """
@@ -304,7 +304,7 @@ def policies(workers: Workers) -> list[int]:
     """What the scheduler does with this thread, one of the workers, and this thread again."""
     before = os.sched_getscheduler(0)
     theirs = workers.call(os.sched_getscheduler, 0).result(10)
-    assert workers.end(10)
+    assert workers.close(10)
     return [before, theirs, os.sched_getscheduler(0)]
 
 

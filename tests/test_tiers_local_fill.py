@@ -62,7 +62,7 @@ class Filling:
     def filled(self, chunks: Any = None) -> LocalFill:
         made = self.fill(chunks)
         made._leader.join(150)  # the kernel may have to be compiled
-        assert made.stop(0)
+        assert made.cancel(0)
         return made
 
     def right(self, chunk: int) -> bool:
@@ -166,9 +166,9 @@ def test_it_stops_when_it_is_told_to(filling: Any, paths: list[str]) -> None:
 
     made = filling(paths)
     fill = made.fill(slowly())
-    assert fill.stop(150)
+    assert fill.cancel(150)
     assert not made.tier.held().all()
-    assert fill.stop(0)
+    assert fill.cancel(0)
     assert not made.errors
     assert made.tier.held_bytes == int(made.tier.held().sum()) * MiB
 
@@ -196,4 +196,4 @@ def test_it_tells_how_long_the_others_will_take(filling: Any, paths: list[str]) 
         assert states.left_s() < states.left() * 10
     finally:
         more.set()
-        assert fill.stop(150)
+        assert fill.cancel(150)

@@ -48,7 +48,7 @@ def test_what_comes_back_is_passed_on() -> None:
 
     with pytest.raises(KeyError, match="x"):
         patience.call(fails)
-    patience.end()
+    patience.close()
     assert until(lambda: threads("pario-test-1") == 0)
     assert patience.call(lambda _: 7) == 7
 
@@ -62,7 +62,7 @@ def test_whoever_waits_goes_on() -> None:
     assert patience.has_left_calls
     held.go.set()
     assert until(lambda: not patience.has_left_calls)
-    patience.end()
+    patience.close()
     assert until(lambda: threads("pario-test-2") == 0), "those that were left behind, too"
 
 
@@ -87,7 +87,7 @@ def test_when_one_is_left_behind_the_others_go_on_at_once() -> None:
     assert patience.has_left_calls, "one of them"
     second.go.set()
     assert until(lambda: not patience.has_left_calls)
-    patience.end()
+    patience.close()
 
 
 def test_what_goes_on_is_waited_for() -> None:
@@ -100,7 +100,7 @@ def test_what_goes_on_is_waited_for() -> None:
         return "done"
 
     assert patience.call(slow) == "done"
-    patience.end()
+    patience.close()
 
 
 def test_nothing_is_kept() -> None:

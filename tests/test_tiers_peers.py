@@ -317,6 +317,12 @@ def test_many_slow_requests_make_no_node_look_dead(cluster: Build, monkeypatch: 
         peers.close()
 
 
+def test_nothing_is_there_at_once(cluster: Build) -> None:
+    peers = cluster(10, 10).nodes[0].peers
+    found = peers.read(np.empty(0, EXTENT), np.empty(0, np.uint8), np.empty(0, np.int64))
+    assert found.tolist() == []
+
+
 def test_a_connection_that_was_closed_meanwhile(cluster: Build) -> None:
     nodes = cluster(14, 14, 14, copies=1)
     assert nodes.all_read_all()

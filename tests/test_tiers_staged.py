@@ -281,7 +281,7 @@ def test_the_filler_brings_chunks_in_order_and_says_when_it_ends(store: Counting
     memory.put(1, DATA[CHUNK : 2 * CHUNK])
     memory.say_whole(np.array([0, 1]))
     assert memory.states.whole() not in (None, before), "it was not there all the time"
-    assert filler.stop(10)
+    assert filler.cancel(10)
     assert [offset // CHUNK for offset, _ in store.seen] == [3, 1, 0]
     assert errors == []
 
@@ -307,7 +307,7 @@ def test_the_filler_finds_its_depth(long_store: CountingStore) -> None:
     while not filler.is_over and time.monotonic() - began < 60:
         most = max(most, knob.value)
         time.sleep(0.005)
-    assert filler.stop(10)
+    assert filler.cancel(10)
     assert errors == []
     assert most >= 8, "a store that serves any number of reads at once is asked for many"
     assert memory.states.whole() is not None
@@ -336,7 +336,7 @@ def test_a_pinned_depth_of_the_filler_stays(long_store: CountingStore, inflight:
     long_store.before = slow
     filler = filled(staged(long_store, memory), list(range(96)), inflight, errors)
     assert memory.states.wait(np.arange(96), lambda: None, 0.01)
-    assert filler.stop(10)
+    assert filler.cancel(10)
     assert errors == []
     assert most == 3
 
@@ -349,7 +349,7 @@ def test_what_another_tier_has_says_nothing_about_the_depth(long_store: Counting
     errors: list[BaseException] = []
     filler = filled(staged(long_store, near, far), list(range(grid.chunks)), knob, errors)
     assert near.states.wait(np.arange(grid.chunks), lambda: None, 0.01)
-    assert filler.stop(10)
+    assert filler.cancel(10)
     assert (long_store.seen, errors) == ([], [])
     assert knob.setting == (4, "nothing is measured yet")
 
@@ -364,7 +364,7 @@ def test_the_filler_fails_once(store: CountingStore) -> None:
     store.before = refuse
     filler = filled(staged(store, memory), list(range(CHUNKS)), 3, errors)
     assert not memory.states.wait(np.array([0]), lambda: None, 0.01)
-    assert filler.stop(10)
+    assert filler.cancel(10)
     assert errors == [filler.error]
     assert isinstance(filler.error, ReadError)
 

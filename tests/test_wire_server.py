@@ -46,7 +46,7 @@ def serve() -> Iterator[Callable[..., AnsweringServer]]:
 
     yield start
     for each in made:
-        each.end()
+        each.leave()
 
 
 def ask(client: Client, kind: int, body: bytes) -> tuple[int, bytes]:
@@ -131,7 +131,7 @@ def test_a_server_that_does_not_know_the_secret() -> None:
     other = AnsweringServer(b"t" * 32, echo, threads=1, most_bytes=10, most_links=8, limit_s=2.0, hosts=())
     with pytest.raises(TurnedAwayError):
         Client(other.address, SECRET, 5.0).call(1, b"")
-    other.end()
+    other.leave()
 
 
 def connect(server: AnsweringServer) -> socket.socket:
@@ -267,7 +267,7 @@ def test_slow_requests_do_not_keep_others_waiting(serve: Callable[..., Answering
     assert ask(client, 1, b"b") == (2, b"b")
     go_on.set()
     assert slow.result(10) == (6, b"a")
-    server.end()
+    server.leave()
 
 
 def test_a_request_that_has_waited_too_long_is_not_answered(asked: Asked, caplog: pytest.LogCaptureFixture) -> None:
@@ -293,7 +293,7 @@ def test_a_request_that_has_waited_too_long_is_not_answered(asked: Asked, caplog
     assert [first.result(10), second.result(10)] == [(1, b""), (2, b"")]
     assert answered == [0, 1]
     assert "the client has given up" in caplog.text
-    server.end()
+    server.leave()
 
 
 def test_more_clients_at_once_than_stand_in_line(serve: Callable[..., AnsweringServer]) -> None:
@@ -435,7 +435,7 @@ def test_a_server_that_stops_in_the_middle(serve: Callable[..., AnsweringServer]
     with pytest.raises(TimeoutError):
         ask(client, 1, b"x")
     assert time.monotonic() - begin >= 0.5
-    threading.Timer(0.2, lambda: server.end(0)).start()
+    threading.Timer(0.2, lambda: server.leave(0)).start()
     with pytest.raises(OSError, match=r"closed|reset|refused"):
         ask(Client(server.address, SECRET, 10.0), 1, b"x")
     stopped.set()
@@ -465,7 +465,7 @@ def test_a_fork_keeps_no_connection_open(serve: Callable[..., AnsweringServer]) 
     os.close(end)
     try:
         os.read(begun, 1)
-        server.end()
+        server.leave()
         assert is_closed(there)
         with pytest.raises(OSError, match=r"refused|No such"):
             connect(server)
@@ -505,5 +505,5 @@ def test_nothing_is_said_when_all_is_well(
         client = Client(server.address, SECRET, 5.0)
         ask(client, 1, b"x")
         client.close()
-        server.end()
+        server.leave()
     assert caplog.text == ""

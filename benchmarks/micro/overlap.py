@@ -89,7 +89,7 @@ def pipeline(
             ask(1 if prefetch else 0)
             yield batch
     finally:
-        pool.end(_END_S, cancel=True)
+        pool.close(_END_S, cancel=True)
 
 
 def input_seconds(items: Items, what: Application, prefetch: int) -> float:

@@ -60,7 +60,7 @@ def main(address: str) -> None:
         said = world.allgather(_perform(world, task))
         if line is not None:
             line.sendall(json.dumps(said).encode() + b"\n")
-    world.free()
+    world.close()
 
 
 def _perform(world: AnyWorld, task: dict[str, Any]) -> dict[str, Any]:

@@ -341,7 +341,7 @@ def use_mpi_ranks(comm: Any = None) -> tuple[int, int]:
         )
         return world.rank, world.size
     finally:
-        world.free()
+        world.close()
 
 
 def _meeting(nodes: int) -> tuple[str, str]:

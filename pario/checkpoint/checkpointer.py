@@ -159,7 +159,7 @@ class Checkpointer:
         self._drain = DrainThread(places, tiers, self._board, threads)
         self._partner = open_partner(world, places, tiers, self._board, threads) if self._partners else None
         if self._partner is not None:
-            self._stack.callback(self._partner.end)
+            self._stack.callback(self._partner.close)
 
         # No circle: the memory that ranks share goes back with the last reference, not when the collector comes.
         partner, drain = self._partner, self._drain
@@ -430,16 +430,16 @@ class Checkpointer:
 
     def _end(self, error: BaseException | None) -> None:
         self._closed = True
-        self._writer.end(_END_S)
-        self._drain.end(_END_S)
+        self._writer.close(_END_S)
+        self._drain.close(_END_S)
         if self._partner is not None:
-            self._partner.end(_END_S)
+            self._partner.close(_END_S)
         self._stack.close()
         # The memory that ranks share goes back now; a thread that has not ended has references of its own.
         del self._board, self._staging, self._writer, self._drain, self._partner
         self._attempts = []
         if error is None:
-            self._world.free()
+            self._world.close()
         else:
             self._world.abandon(error)
 
@@ -448,10 +448,10 @@ class Checkpointer:
         if not self._closed:
             self._closed = True
             _await_drained(self._attempts, _END_S)
-            self._writer.end(0)
-            self._drain.end(0)
+            self._writer.close(0)
+            self._drain.close(0)
             if self._partner is not None:
-                self._partner.end(0)
+                self._partner.close(0)
             self._claim.close()
 
     def __repr__(self) -> str:

@@ -84,7 +84,7 @@ def open_partner(world: AnyWorld, places: Places, tiers: Tiers, board: Board, th
         addresses = world.allgather((world.node, offers.server.address) if offers is not None else None)
     except BaseException:
         if offers is not None:
-            offers.server.end(_END_S)
+            offers.server.leave(_END_S)
         raise
     if offers is None:
         return None
@@ -209,12 +209,12 @@ class Partner:
         """Nothing is copied, and nothing waits for it."""
         return not self._line.load
 
-    def end(self, limit_s: float = _END_S) -> bool:
+    def close(self, limit_s: float = _END_S) -> bool:
         """Give up what is under way; returns whether the thread ended in time. Idempotent."""
         self._stopped = True
         self._client.close()
-        ended = self._line.end(limit_s)
-        self._offers.server.end(limit_s)
+        ended = self._line.close(limit_s)
+        self._offers.server.leave(limit_s)
         return ended
 
     def _run(self, attempt: Attempt) -> None:

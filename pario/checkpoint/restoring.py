@@ -129,7 +129,7 @@ def _tree(
     except BaseException as e:
         twin.abandon(e)
         raise
-    twin.free()
+    twin.close()
     results = iter(wishes)
     return tree(built), manifest
 
@@ -362,7 +362,7 @@ class Ahead(ExitStack):
         self._manifest, self._parts, self._folders, self._take = *opened[:2], opened.where[node], take
         self._open = self.enter_context(ExitStack())
         self._workers = Workers("pario-restore", _THREADS)
-        self.callback(self._workers.end, cancel=True)  # before what they read is closed
+        self.callback(self._workers.close, cancel=True)  # before what they read is closed
         self._readers: dict[int, PartReader] = {}
         self._memory: list[np.ndarray] = []
 

@@ -62,10 +62,10 @@ class WriteThread:
     def submit(self, attempt: Attempt) -> None:
         self._line.put(lambda: self._run(attempt))
 
-    def end(self, limit_s: float) -> bool:
+    def close(self, limit_s: float) -> bool:
         """Give up what is under way; returns whether the threads ended in time."""
         self._board.stopped = True
-        return self._line.end(limit_s) & self._writers.end(limit_s)
+        return self._line.close(limit_s) & self._writers.close(limit_s)
 
     def _run(self, attempt: Attempt) -> None:
         straight = self._tiers.fast is None
@@ -268,9 +268,9 @@ class DrainThread:
         """straight : the node's file lies on the slow tier already"""
         self._line.put(lambda: self._run(attempt, straight))
 
-    def end(self, limit_s: float) -> bool:
+    def close(self, limit_s: float) -> bool:
         self._stopped = True
-        ended = self._line.end(limit_s)
+        ended = self._line.close(limit_s)
         for folder in self._failed:
             store.discard(folder)
         return ended

@@ -60,7 +60,7 @@ class AnyWorld(ABC):
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        self.free(collective=kind is None)
+        self.close(collective=kind is None)
 
     @abstractmethod
     def barrier(self) -> None:
@@ -149,7 +149,7 @@ class AnyWorld(ABC):
         """
 
     @abstractmethod
-    def free(self, collective: bool = True) -> None:
+    def close(self, collective: bool = True) -> None:
         """The next World of these ranks may have its communicators; idempotent. Collective, unless `collective` is
         False.
 

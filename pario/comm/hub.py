@@ -81,7 +81,7 @@ class Hub(Server[Seat]):
         self._seats: dict[int, Seat] = {}
         self._nodes: dict[int, bytes] = {}
         self._meetings: dict[bytes, dict[int, tuple[Seat, bytes, bytes]]] = {}
-        self.port = self.open(name, None if secret is None else "", port, self.stop)
+        self.port = self.open(name, None if secret is None else "", port, self.cancel)
 
     def secret_of(self, user: str) -> bytes | None:
         return self._secret
@@ -158,4 +158,4 @@ class Hub(Server[Seat]):
         until = time.monotonic() + _FLUSH_S
         while (0 in self._seats or any(link.waiting for link in list(self.links))) and time.monotonic() < until:
             time.sleep(1e-3)
-        self.stop()
+        self.cancel()

@@ -88,7 +88,7 @@ class Solo(AnyWorld):
     def goodbye(self) -> Callable[[], bool]:
         return lambda: True
 
-    def free(self, collective: bool = True) -> None:
+    def close(self, collective: bool = True) -> None:
         self._freed = True
 
     def abandon(self, error: BaseException) -> None:

@@ -442,7 +442,7 @@ def _met(job: Announced, wait: SimpleNamespace) -> Star:
         if star is not None:
             star.leave()
         elif hub is not None:
-            hub.stop()
+            hub.cancel()
         raise
     finally:
         if hub is not None and not job.near and not job.secret:

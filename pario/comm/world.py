@@ -184,7 +184,7 @@ class World(Messages, AnyWorld):
             raise spread(self, error)  # who is gone takes no part in freeing this world together
         return values
 
-    def free(self, collective: bool = True) -> None:
+    def close(self, collective: bool = True) -> None:
         if self.is_freed:
             return
         if (collective or self.size == 1) and not self.mpi.Is_finalized():
@@ -202,7 +202,7 @@ class World(Messages, AnyWorld):
         if not self.is_freed:
             self._tell(error)
             with suppress(Exception):
-                self.free(collective=error is self._agreed)
+                self.close(collective=error is self._agreed)
 
     def _tell(self, error: BaseException) -> None:
         with suppress(Exception):

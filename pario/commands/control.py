@@ -62,7 +62,7 @@ def serve(rules: str, at: str | None, tell: str | None) -> int:
     signal.signal(signal.SIGHUP, lambda *_: server.reload())
     allow_many_files()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: server.stop())
+        signal.signal(number, lambda *_: server.cancel())
     if tell is not None:
         _replace(tell, f"{server.address}\n")
     screen.say(f"the control plane listens; jobs join it by  export PARIO_CONTROL={server.address}")

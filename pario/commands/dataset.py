@@ -240,7 +240,7 @@ class Dataset:
         """Collective."""
         self.pool.close()
         self.fetcher.close()
-        self.world.free()
+        self.world.close()
 
 
 def _before_last(tree: Tree) -> tuple[Page, int]:

@@ -56,7 +56,7 @@ def doctor(path: str | None, db: str | None) -> int:
     screen.tell(report)
     screen.say(_words(report, path))
     status = world.bcast(1 if said else 0)
-    world.free()
+    world.close()
     return int(status)
 
 

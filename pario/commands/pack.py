@@ -62,7 +62,7 @@ def pack(sources: tuple[str, ...], dst: str, no_prefix: bool, no_verify: bool, *
     ratio = f", {made.raw_bytes / made.stored_bytes:.2f} times smaller" if made.raw_bytes > made.stored_bytes else ""
     _say(made, "packed" + ("" if no_verify else " and verified"), world.size, started)
     screen.say(f"{decimal_bytes(made.raw_bytes)} of values, {decimal_bytes(made.stored_bytes)} in the file{ratio}")
-    world.free()
+    world.close()
     return 0
 
 
@@ -89,7 +89,7 @@ def unpack(source: str, dst: str, in_folder: bool, force: bool, no_verify: bool)
     world = get_world()
     made = run(world, source, dst, _talk(), in_folder=in_folder, force=force, verify=not no_verify)
     _say(made, "unpacked", world.size, started)
-    world.free()
+    world.close()
     return 0
 
 

@@ -154,7 +154,7 @@ class DataFile:
         pool, self.opened = self.opened, None
         end = time.monotonic() + limit_s
         ended = pool is None or pool.close(limit_s)
-        if self._callers.end(max(0.0, end - time.monotonic())) and ended and pool is not None:
+        if self._callers.close(max(0.0, end - time.monotonic())) and ended and pool is not None:
             pool.fetcher.close()
 
     def _open(self, gate: Gate | None, path: str, via: str | None = None) -> OneFile:

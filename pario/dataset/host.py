@@ -110,7 +110,7 @@ class _Dataset:
 
     def close(self) -> None:
         if self.filler is not None:
-            self.filler.stop(STOP_S)
+            self.filler.cancel(STOP_S)
         self.stage.part(STOP_S)
         self.file.close(STOP_S)
         self.stage.close()

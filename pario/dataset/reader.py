@@ -308,7 +308,7 @@ class Reader:
     def close(self) -> None:
         """Collective over `comm`. A second call does nothing."""
         self.abandon()
-        self.world.free()
+        self.world.close()
 
     def abandon(self, limit_s: float = math.inf) -> None:
         """Close this rank's own resources; not collective. Files with reads in flight after `limit_s` close later."""

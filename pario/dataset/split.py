@@ -114,7 +114,7 @@ def split(
                 what = f"pario.split has other arguments on rank {rank} than on rank 0: {theirs} against {everyones[0]}"
                 raise world.raised_by_all(OptionError(what, hint="It is collective: call it alike on every rank."))
         if by == "key":
-            world.free()
+            world.close()
             return _parts(wanted, seed, shares, 2**64, None)
     with Reader(path, comm=world, db=db, options=options, grow=wanted.grows) as reader:
         runs = picked(wanted, reader)

@@ -102,4 +102,4 @@ class Automatic(Supply):
 
     def close(self, limit_s: float = math.inf) -> bool:
         ended = self.no_more(limit_s)
-        return self._preparer.end(limit_s if ended else 0, cancel=True) and ended
+        return self._preparer.close(limit_s if ended else 0, cancel=True) and ended

@@ -252,7 +252,7 @@ class DecodeStep:
 
     def close(self, limit_s: float = math.inf) -> bool:
         """End the threads. Returns whether they ended within `limit_s` seconds."""
-        return self.workers is None or self.workers.end(limit_s, cancel=True)
+        return self.workers is None or self.workers.close(limit_s, cancel=True)
 
 
 def _kind(why: str) -> str:

@@ -23,7 +23,7 @@ class Fill(Protocol):
 
     error: BaseException | None
 
-    def stop(self, limit_s: float = math.inf) -> bool:
+    def cancel(self, limit_s: float = math.inf) -> bool:
         """Bring no more; returns whether the threads ended within `limit_s` seconds. Idempotent; takes no lock."""
 
 

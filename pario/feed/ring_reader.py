@@ -169,5 +169,5 @@ class RingReader(Source):
         ended.add_done_callback(lambda _: then())
         return True
 
-    def end(self, limit_s: float = math.inf) -> bool:
-        return self._writer is None or self._writer.stop(limit_s)
+    def close(self, limit_s: float = math.inf) -> bool:
+        return self._writer is None or self._writer.cancel(limit_s)

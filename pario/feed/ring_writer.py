@@ -122,13 +122,13 @@ class RingWriter:
         ended = self.ended = Future()
         self._pool.follow(self.is_full)
         try:
-            self._thread = start_thread("pario-fill", self._run, ended, stop=partial(self.stop, 0))
+            self._thread = start_thread("pario-fill", self._run, ended, stop=partial(self.cancel, 0))
         except ParioError:
             self.ended = None
             self._pool.unfollow(self.is_full)
             raise
 
-    def stop(self, limit_s: float = math.inf) -> bool:
+    def cancel(self, limit_s: float = math.inf) -> bool:
         """Stop reading; returns whether all reads and the thread ended within `limit_s`. Idempotent."""
         self._stop.set()
         self._ring.wake()

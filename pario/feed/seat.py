@@ -381,5 +381,5 @@ class Seat(Source):
         if self._memory is not None:
             self._memory.states.wake()
 
-    def end(self, limit_s: float = math.inf) -> bool:
-        return self._fill is None or self._fill.stop(limit_s)
+    def close(self, limit_s: float = math.inf) -> bool:
+        return self._fill is None or self._fill.cancel(limit_s)

@@ -238,7 +238,7 @@ class Source(ABC):
         reading for them, call `then` at the end, in any thread, and return True. Any thread, no MPI."""
         return False
 
-    def end(self, limit_s: float = math.inf) -> bool:
+    def close(self, limit_s: float = math.inf) -> bool:
         """No rank of the node takes more records. Returns whether all background work ended within `limit_s` seconds.
         Idempotent."""
         return True

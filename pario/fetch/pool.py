@@ -286,7 +286,7 @@ class ReadPool:
         Returns whether the threads ended within `limit_s`: a stalled store keeps them.
         """
         self._behind = None
-        return self._readers.end(limit_s)
+        return self._readers.close(limit_s)
 
     def _closed(self) -> ClosedError:
         return ClosedError("the read threads have ended", path=self.fetcher.path)

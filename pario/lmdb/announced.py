@@ -65,15 +65,15 @@ class Announced:
         for at in range(0, len(keys), _KEYS):
             self._lookers.call(self._bring, txn, keys[at : at + _KEYS], budget)
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Read no more; does not wait. Idempotent."""
         if self.is_ours:
-            self._lookers.end(0, cancel=True)
+            self._lookers.close(0, cancel=True)
             self.pool.close(0)
 
     def __del__(self, _over: Callable[[], bool] = sys.is_finalizing) -> None:
         if not _over() and hasattr(self, "pool"):
-            self.end()
+            self.close()
 
     # -- in the threads ------------------------------------------------------------------------------------------------
 
@@ -104,7 +104,7 @@ class Announced:
             self.pool.read(reads, np.empty(reads["nbytes"].max(), np.uint8), np.zeros(len(reads), np.int64))
             first, self._has_read = not self._has_read, True
             if first and self.pool.fetcher.cached_share(*map(int, reads[0].item())) == 0.0:
-                self.end()
+                self.close()
                 _log.warning(
                     "%s: its file system keeps nothing in the page cache: records that are announced are not read "
                     "ahead. PARIO_TIERS=memory:auto keeps a copy in the node's memory (docs/tiers.md)",

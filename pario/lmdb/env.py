@@ -160,7 +160,7 @@ class Environment:
         """End all transactions and cursors. Idempotent."""
         self._closed = True
         if self._announced is not None:
-            self._announced.end()
+            self._announced.close()
         self._end_all()
         self._file = None
 

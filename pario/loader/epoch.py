@@ -156,7 +156,7 @@ class Epoch(Iterator[Batch]):
         if self._ended.is_set():
             raise ClosedError("the epoch was left")
 
-    def end(self, limit_s: float = math.inf) -> None:
+    def close(self, limit_s: float = math.inf) -> None:
         """Stop preparing batches. Waits until none is in preparation, for at most `limit_s` seconds."""
         self._ended.set()
         for future in self._under_way:

@@ -38,7 +38,7 @@ _AGAIN_S = 0.05
 class Run(Protocol):
     """A running loop."""
 
-    def end(self, limit_s: float = math.inf) -> None:
+    def close(self, limit_s: float = math.inf) -> None:
         """Prepare nothing more. Waits until nothing is in preparation, for at most `limit_s` seconds."""
 
 
@@ -105,7 +105,7 @@ class Lifetime:
         preparation."""
         run, self.run = self.run, None
         if run is not None:
-            run.end(limit_s)
+            run.close(limit_s)
             assert self.source is not None  # set together with the run
             self.source.leave()
 
@@ -118,7 +118,7 @@ class Lifetime:
         """End the last epoch's source: no rank needs it any more. work, way : what comes next; None: nothing"""
         source, self.source = self.source, None
         if source is not None:
-            source.end()
+            source.close()
         if self.supply is not None:
             self.supply.settle(work, way)
 
@@ -131,7 +131,7 @@ class Lifetime:
         self._closed = True
         self._end_threads()
         self._let_go(limit_s=math.inf)
-        self.world.free()
+        self.world.close()
 
     def abandon(self, error: BaseException) -> None:
         """Tell the others, then drop what this rank holds. Waits for no other rank, and a few seconds at most for its
@@ -147,12 +147,12 @@ class Lifetime:
             if self.ring is not None and not is_known(error):
                 self.ring.fail(self.world.rank, describe(error))
         if self.run is not None:
-            self.run.end(STOP_S)
+            self.run.close(STOP_S)
         ended = self._end_background(STOP_S)
         ended = self._end_threads(STOP_S) and ended
         self._let_go(limit_s=STOP_S if ended else 0)
         if self.trace is not None:
-            self.trace.end()
+            self.trace.close()
         self.world.abandon(error)
 
     #: this and `_part` are what `comm.farewell.guard` wants
@@ -198,7 +198,7 @@ class Lifetime:
 
     def _end_background(self, limit_s: float = math.inf) -> bool:
         source, self.source = self.source, None
-        return source is None or source.end(limit_s)
+        return source is None or source.close(limit_s)
 
     @property
     def _let_go(self) -> Callable[..., None]:

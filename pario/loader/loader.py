@@ -316,7 +316,7 @@ class Loader(Generic[B]):
         self._life.no_more()
         trace = self._life.trace
         if trace is not None:
-            trace.end()
+            trace.close()
         self._progress.meet("close")
         self._life.close()
         if trace is not None:

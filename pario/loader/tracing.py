@@ -35,7 +35,7 @@ class LoaderTrace:
         self._merges = world.rank == 0 and world.size == recorder.size > 1
         recorder.add(Use(reader.path, _described(given), self._so_far), gauges)
 
-    def end(self) -> None:
+    def close(self) -> None:
         """The loader closes, or an error has ended it: write this rank's part, if none of its loaders is open."""
         try:
             self._is_last = self._recorder.leave(self._so_far)

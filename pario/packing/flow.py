@@ -144,8 +144,8 @@ class Crew:
 
     def close(self) -> None:
         """Waits for what runs."""
-        self._packers.end(cancel=True)
-        self.writer.end(cancel=True)
+        self._packers.close(cancel=True)
+        self.writer.close(cancel=True)
 
 
 def _packed(items: Items, packing: Packing | None, begin: int, stop: int) -> Batch:

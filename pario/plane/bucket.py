@@ -106,13 +106,13 @@ class Bucket:
         """Return when these may be asked of the store; at once after `close`."""
         with self._changed:
             now, mine = self._clock(), _Waiting((nbytes, operations))
-            self._place(mine, now)
+            self._let_in(mine, now)
             if self._open and mine.at - now > _SOON_S:
                 self._stand_in_line(mine)
             self.used[BYTES] += nbytes
             self.used[OPERATIONS] += operations
 
-    def _place(self, mine: _Waiting, now: float) -> None:
+    def _let_in(self, mine: _Waiting, now: float) -> None:
         """Take its tokens, as of the moment when there is no debt of what it wants, and all before it have gone on."""
         mine.before = [tokens.due for tokens in self._tokens]
         owed = [due for due, n in zip(mine.before, mine.wants, strict=True) if n]
@@ -129,7 +129,7 @@ class Bucket:
             while self._open and (left := mine.at - self._clock()) > _SOON_S:
                 self._wait(self._changed, left)
         except BaseException:  # Ctrl-C: it takes nothing
-            self._place_again(self.rates, mine)
+            self._let_in_again(self.rates, mine)
             raise
         finally:
             self._count()
@@ -145,9 +145,9 @@ class Bucket:
     def set_rates(self, rates: Rates) -> None:
         """From now on, also for those who wait."""
         with self._changed:
-            self._place_again(rates)
+            self._let_in_again(rates)
 
-    def _place_again(self, rates: Rates, without: _Waiting | None = None) -> None:
+    def _let_in_again(self, rates: Rates, without: _Waiting | None = None) -> None:
         now, self.rates = self._clock(), rates
         later = [each for each in self._waiting if each.at > now]
         self._waiting = [each for each in self._waiting if each.at <= now]
@@ -157,7 +157,7 @@ class Bucket:
             tokens.set_rate(rate, now)
         for each in later:
             if each is not without:
-                self._place(each, now)
+                self._let_in(each, now)
                 self._waiting.append(each)
         self._changed.notify_all()
 

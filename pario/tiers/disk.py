@@ -262,7 +262,7 @@ class DiskTier(AnyTier):
         if files[0] is not None:
             with contextlib.suppress(OSError):
                 self._patience.call(lambda _: files.clear())
-        self._patience.end()
+        self._patience.close()
 
     # -- who puts, and what fails --------------------------------------------------------------------------------------
 

@@ -97,7 +97,7 @@ class Filler:
         """No thread brings chunks any more."""
         return (self._is_last or self._stopped) and not self._under_way
 
-    def stop(self, limit_s: float = math.inf) -> bool:
+    def cancel(self, limit_s: float = math.inf) -> bool:
         """Bring no more; returns whether the threads ended within `limit_s` seconds. Idempotent."""
         self._stopped = True  # without the lock: the garbage collector may call this in a thread that holds it
         if not limit_s:

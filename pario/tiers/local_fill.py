@@ -114,7 +114,7 @@ class LocalFill:
             for each in shares:
                 self._threads.append(start_thread("pario-copy", self._copy, each, stop=None))
         try:
-            self._leader = start_thread("pario-order", self._run, stop=partial(self.stop, 0))
+            self._leader = start_thread("pario-order", self._run, stop=partial(self.cancel, 0))
         except BaseException:  # nobody would tell the others that there is nothing to copy
             self._words[STOP] = 1
             for thread in self._threads:
@@ -220,7 +220,7 @@ class LocalFill:
             self.error = error
             self._failed(error)
 
-    def stop(self, limit_s: float = math.inf) -> bool:
+    def cancel(self, limit_s: float = math.inf) -> bool:
         """Copy no more. Does not wait for the chunks under way: a thread that runs only on idle cores may take long for
         its last one, and all that it needs is its own. Idempotent; takes no lock."""
         self._words[STOP] = 1

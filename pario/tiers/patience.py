@@ -67,14 +67,14 @@ class Patience:
         finally:
             del error  # it refers to this frame, and through it to open files
 
-    def end(self) -> None:
+    def close(self) -> None:
         """End the threads, each one when its call has come back. Later calls get new ones. Idempotent."""
-        self._desks.end()
+        self._desks.close()
 
     def __del__(self, _over: Callable[[], bool] = sys.is_finalizing) -> None:
         # At the interpreter's end a thread that held the lock stands still for ever.
         if not _over() and hasattr(self, "_desks"):
-            self._desks.end()
+            self._desks.close()
 
 
 class _Task(Generic[T]):
@@ -119,7 +119,7 @@ class _Desks:
             desk: _Desk[_Task | None] | None = self._idle.pop() if self._idle else None
         if desk is None:
             desk = queue.SimpleQueue()
-            start_thread(name, self._serve, desk, self._era, stop=self.end)
+            start_thread(name, self._serve, desk, self._era, stop=self.close)
         desk.put(task)
 
     def leave(self, task: _Task) -> bool:
@@ -140,7 +140,7 @@ class _Desks:
                 self._idle.append(desk)
             del task
 
-    def end(self) -> None:
+    def close(self) -> None:
         with self._lock:
             idle, self._idle = self._idle, []
             self._era += 1

@@ -352,4 +352,4 @@ class Peers:
         for client in self._clients:
             if client is not None:
                 client.close()
-        self._workers.end(0)
+        self._workers.close(0)

@@ -135,9 +135,9 @@ class Service:
 
     def close(self, limit_s: float = 1.0) -> None:
         """Idempotent."""
-        self._server.end(limit_s)
+        self._server.leave(limit_s)
         for lane in (self._bring_lane, self._keep_lane, self.room):
-            lane.end(limit_s, cancel=True)
+            lane.close(limit_s, cancel=True)
 
 
 def _check(extents: np.ndarray, grid: Grid) -> None:

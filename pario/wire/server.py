@@ -218,7 +218,7 @@ class Server(ABC, Generic[G]):
         for link in [link for link, until in self._strangers.items() if until <= self._clock()]:
             self.refuse(link, f"it did not prove itself within {_PROVE_S:g} s", tell=False)
 
-    def stop(self) -> None:
+    def cancel(self) -> None:
         """`hear` returns. From any thread, or from a signal's handler."""
         self._over = True
         self._bell.ring()
@@ -429,7 +429,7 @@ class AnsweringServer(Server[Guest]):
         local = f"pario-{secrets.token_hex(16)}"
         whose = "pario's server for other ranks"
         super().__init__(whose, most_links=most_links, most_bytes=most_bytes, name=local.encode())
-        port = self.open(local, hosts[0] if hosts else None, 0, self.end)
+        port = self.open(local, hosts[0] if hosts else None, 0, self.leave)
         self.address = Address(boot(), local, tuple(hosts), port)
 
     def secret_of(self, user: str) -> bytes | None:
@@ -471,7 +471,7 @@ class AnsweringServer(Server[Guest]):
             self.drop(min(idle, key=lambda link: link.heard_at))
         return bool(idle)
 
-    def end(self, limit_s: float = 1.0) -> None:
+    def leave(self, limit_s: float = 1.0) -> None:
         """Idempotent. Clients find their connections closed."""
         if self._closed:
             return
@@ -480,8 +480,8 @@ class AnsweringServer(Server[Guest]):
             with suppress(OSError):
                 link.sock.shutdown(socket.SHUT_RDWR)
         for lane in self._lanes:
-            lane.end(limit_s)
-        self.stop()
+            lane.close(limit_s)
+        self.cancel()
         if self._thread is not threading.current_thread():
             self._thread.join(limit_s)
 
