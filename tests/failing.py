@@ -85,7 +85,7 @@ def run():
                     here("mid-epoch", wait=False)
                     note("step 7")
         loader._progress.meet = pausing(loader._progress.meet, "close")
-        loader._life.world.free = pausing(loader._life.world.free, "the end of close")
+        loader._life.world.close = pausing(loader._life.world.close, "the end of close")
     return records
 def check(batch):
     offsets, data = batch["offsets"], batch["data"]
