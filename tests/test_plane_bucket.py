@@ -50,6 +50,7 @@ def test_operations_are_another_resource() -> None:
     bucket, clock = made((10.0, 1e9))
     bucket.take(1000, 1)
     bucket.take(0, 1)  # a stat waits for no bytes
+    bucket.take(0, 0)
     assert clock.now == 0
     bucket.take(1, 1)
     assert clock.now == pytest.approx(100 - BURST_S)

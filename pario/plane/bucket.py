@@ -116,7 +116,7 @@ class Bucket:
         """Take its tokens, as of the moment when there is no debt of what it wants, and all before it have gone on."""
         mine.before = [tokens.due for tokens in self._tokens]
         owed = [due for due, n in zip(mine.before, mine.wants, strict=True) if n]
-        mine.at = max(now, *owed, *(each.at for each in self._waiting[-1:]))
+        mine.at = max([now, *owed, *(each.at for each in self._waiting[-1:])])
         for tokens, n in zip(self._tokens, mine.wants, strict=True):
             tokens.take(n, mine.at)
 
