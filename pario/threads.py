@@ -133,7 +133,7 @@ class AnyWorkers(ABC):
 
     @abstractmethod
     def put(self, unit: Unit, /) -> bool:
-        """Let a thread run this unit; False after `end`. A unit must not raise.
+        """Let a thread run this unit; False after `close`. A unit must not raise.
 
         Raises ParioError if not even one thread can be started.
         """
@@ -147,7 +147,7 @@ class AnyWorkers(ABC):
         """
 
     def call(self, function: Callable[..., Any], *arguments: Any, **more: Any) -> Future[Any]:
-        """Call function(*arguments, **more) in a thread. After `end` the future is cancelled."""
+        """Call function(*arguments, **more) in a thread. After `close` the future is cancelled."""
         future: Future[Any] = Future()
 
         def run() -> None:
@@ -192,13 +192,13 @@ class Workers(AnyWorkers):
         self._granted: int | None = None
         self._queue: queue.SimpleQueue[Unit | None] = queue.SimpleQueue()
         self._urgent: deque[Unit] = deque()
-        self._lock = threading.RLock()  # the garbage collector may call `end` inside `put`
+        self._lock = threading.RLock()  # the garbage collector may call `close` inside `put`
         self._threads: list[threading.Thread] = []
         self._under_way = 0  # units queued or running
         self._ended = False
 
     def put(self, *units: Unit, urgent: bool = False) -> bool:
-        """Let threads run these units; False after `end`. A unit must not raise.
+        """Let threads run these units; False after `close`. A unit must not raise.
 
         urgent : ahead of all others that wait for a thread
         Raises ParioError if not even one thread can be started.
@@ -298,7 +298,7 @@ class Workers(AnyWorkers):
             del unit  # it refers to its submitter, and the next one may never come
             with self._lock:
                 self._under_way -= 1
-                if len(self._threads) > self._most:  # never after `end`, which takes the list
+                if len(self._threads) > self._most:  # never after `close`, which takes the list
                     self._threads.remove(threading.current_thread())
                     return
         self._queue.put(None)  # for the next one, though Ctrl-C has kept it out of the list

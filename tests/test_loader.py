@@ -442,17 +442,17 @@ def test_a_subclass_may_have_keywords_of_a_data_loader(path):
 
 
 def test_a_forgotten_loader_leaves_no_threads(fixed):
-    before = threading.active_count()
+    before = set(threading.enumerate())
     for decoder in (None, len):
         loader = pario.Loader(fixed, 10, decoder, shuffle="global")
         next(iter(loader))
-        assert threading.active_count() > before
+        assert set(threading.enumerate()) - before
         del loader
         end = time.monotonic() + 10
-        while threading.active_count() > before and time.monotonic() < end:
+        while set(threading.enumerate()) - before and time.monotonic() < end:
             gc.collect()  # a thread that prepares a batch refers to the loader until it has it
             time.sleep(0.01)
-        assert threading.active_count() <= before  # threads of earlier tests may end meanwhile
+        assert not set(threading.enumerate()) - before
 
 
 def test_a_loop_that_is_left_stops_the_reading(path):
@@ -660,11 +660,13 @@ def test_an_index_is_saved_for_the_file_it_was_made_from(tmp_path, monkeypatch):
 
 def test_a_feed_that_finds_its_threads_closed_says_so(path):
     """As when a loader is dropped while its feed hands over a group: no thread comes back, and nothing waits for it."""
+    before = set(threading.enumerate())  # those of earlier tests may go on
     loader = pario.Loader(path, 32)
     loader._life.reader.file.pool.close()
     with pytest.raises(ClosedError, match="read threads have ended"):
         next(iter(loader))
-    assert not [t for t in threading.enumerate() if t.name.startswith(("pario-read", "pario-fill"))]
+    mine = set(threading.enumerate()) - before
+    assert not [t for t in mine if t.name.startswith(("pario-read", "pario-fill"))]
 
 
 def test_a_tilde_in_a_path(caffe_datum, monkeypatch) -> None:

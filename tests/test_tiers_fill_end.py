@@ -32,13 +32,18 @@ class Played:
         return self.comes or not absent
 
 
+def look(end: FillEnd, records: int, waited_s: float) -> None:
+    if end.left(waited_s):
+        end.wait(CHUNKS, records, waited_s, lambda: None)
+
+
 def waits(states: Any, record_s: float, to_come: list[int], waited_s: float = 0.0) -> list[float]:
     """The limits of the waits of a rank that has 1,000 records to read, after looks at 100 chunks and these."""
     end = FillEnd(states)
-    end.wait(CHUNKS, 1000, 7.0, lambda: None)
+    look(end, 1000, 7.0)
     end.record_s = record_s
     for states.to_come in to_come:
-        end.wait(CHUNKS, 1000, 7.0 + waited_s, lambda: None)
+        look(end, 1000, 7.0 + waited_s)
     return states.waits
 
 
@@ -76,5 +81,5 @@ def test_another_fill_is_another_start() -> None:
     states = Played(1.0)
     end = FillEnd(states)
     for waited_s, states.to_come in [(50.0, 60), (52.0, 5), (550.0, 50), (555.0, 40), (556.0, 5)]:
-        end.wait(CHUNKS, 0, waited_s, lambda: None)
+        look(end, 0, waited_s)
     assert states.waits == [pytest.approx(2 * 5)]

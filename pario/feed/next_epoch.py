@@ -126,7 +126,7 @@ class ContinuingWriter(RingWriter):
                 self._submit_group(group)
 
     def _gives(self, j: int) -> bool:
-        """Wait until nobody needs the slot of group j any more; False if `stop` was called."""
+        """Wait until nobody needs the slot of group j any more; False if `cancel` was called."""
         if (
             j >= 0
             and self._ring.wait_done(self._schedule.group_release_tick(j), None, self._stop)

@@ -220,8 +220,8 @@ class RingWriter:
         )
 
     def _wait_slot(self, j: int, check: Callable[[], None] | None) -> bool:
-        """Wait until all ranks of the node have released group j's slot. Returns False if `stop` was called, or if all
-        have left: then nobody has waited for the group before it, which may even be under way still."""
+        """Wait until all ranks of the node have released group j's slot. Returns False if `cancel` was called, or if
+        all have left: then nobody has waited for the group before it, which may even be under way still."""
         begin = time.perf_counter()
         free = self._ring.wait_done(self._free_after(j), check, self._stop)
         self.stats.turn += time.perf_counter() - begin

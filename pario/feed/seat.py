@@ -236,7 +236,7 @@ class Seat(Source):
         check()
         mark: _Mark = piece.mark
         if self._memory is not None:
-            if self._local:
+            if self._local and self._memory.fill_end.left(self._stats.waiting):
                 begin, steps = time.perf_counter(), self._schedule.steps - piece.step
                 chunks = mark.places.offsets // self._memory.grid.chunk_bytes
                 alone = steps * self._schedule.batch_size * self.width
@@ -347,7 +347,7 @@ class Seat(Source):
     def _scratch_memory(self, nbytes: int, align: int) -> np.ndarray:
         memory: np.ndarray = getattr(self._scratch, "memory", _NOTHING)
         if len(memory) < nbytes + align:
-            memory = self._scratch.memory = large_pages(max(nbytes + align, 2 * _UNIT_BYTES))
+            memory = self._scratch.memory = large_pages(nbytes + align)
         return memory[-memory.ctypes.data % align :]
 
     def _waited(self, begin: float) -> None:

@@ -130,7 +130,7 @@ class Plane(Server[Speaker]):
     # -- the loop ------------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Until `stop`. Then the connections are closed: jobs go on with what they hold, until their leases end."""
+        """Until `cancel`. Then the connections are closed: jobs go on with what they hold, until their leases end."""
         try:
             while not self._over:
                 if self._reload:

@@ -5,8 +5,8 @@
     job   --> {"at", "used", "demand"}             a report; {"bye": 1} at the end
     plane --> {"grant", "safe", "lease", "every"}  after a report, or because another job has come
 
-"No limit" and "as much as I can get" as null. The greeting before that names the user, whose
-token is the secret; the frame that refuses one who is connected says why.
+"No limit" and "as much as I can get" as null. The greeting before that names the user, whose token is the secret; the
+frame that refuses one who is connected says why.
 """
 
 from __future__ import annotations

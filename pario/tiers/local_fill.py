@@ -63,7 +63,7 @@ def can_compare(fetchers: Sequence[Fetcher], snapshots: Sequence[Snapshot]) -> b
 
 
 class LocalFill:
-    """One fill, from its construction until `stop`.
+    """One fill, from its construction until `cancel`.
 
     files : of each file a fetcher, the snapshot, and the address at which it begins
     memory : the tier

@@ -108,9 +108,9 @@ class _Desks:
     """The threads, which refer to this object and not to their owner: nobody need end them in time."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # guards what follows; the garbage collector may call `end` anywhere
+        self._lock = threading.RLock()  # guards what follows; the garbage collector may call `close` anywhere
         self._idle: list[_Desk[_Task | None]] = []
-        self._era = 0  # of threads that `end` has not ended
+        self._era = 0  # of threads that `close` has not ended
         self.left_behind = 0
 
     def put(self, name: str, task: _Task) -> None:

@@ -329,7 +329,8 @@ class Peers:
                 self._give_up(node, e)
             return nothing
         finally:  # of many nodes few keep connections: descriptors are the script's, too
-            if sum(each.idle for each in self._clients if each is not None) > self._most_idle:
+            few = 3 * _REQUESTS * len(self._clients) <= self._most_idle  # three kinds of questions to each
+            if not few and sum(each.idle for each in self._clients if each is not None) > self._most_idle:
                 client.close_idle()
         with self._lock:
             self._rests[node] = self._rests[node][0], _REST_S

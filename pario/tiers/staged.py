@@ -34,13 +34,12 @@ _ALIGN = 4096
 _LONG_BYTES, _MOSTLY = 4 << 20, 0.95
 
 _lent = threading.local()
+#: The number of the file where there is one.
+_THE_ONE = np.zeros(1, np.int64)
 
 
 def _nothing(nbytes: int) -> None:
     """Nobody wants to know."""
-
-#: The number of the file where there is one.
-_THE_ONE = np.zeros(1, np.int64)
 
 
 class StagedFetcher(Fetcher):
