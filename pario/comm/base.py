@@ -1,15 +1,14 @@
-"""The contract of World and Solo: the ranks of one communicator, and their nodes."""
+"""What World and Solo have in common: the ranks of one communicator, and their nodes."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
-from pario.errors import OptionError
+from pario.errors import ClosedError, OptionError
 
 if TYPE_CHECKING:
     from pario.comm.agree import Alarm
@@ -17,8 +16,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class AnyWorld(ABC):
-    """Ranks that work together. Higher rooms do not ask which of the two implementations they have.
+class AnyWorld:
+    """Ranks that work together. What stands here is one process that is its own node, without other ranks: `Solo`.
+    `World` has several. Higher rooms do not ask which of the two they have.
 
     "Collective" means that every rank of the world calls the method, in the same order. Every collective may raise
     PeerError (another rank failed, or its script has ended) and DeadRankError (another rank's process is gone).
@@ -39,22 +39,17 @@ class AnyWorld(ABC):
         duplicate of the communicator
     """
 
-    size: int
-    rank: int
-    nodes: int
-    node: int
-    node_size: int
-    node_rank: int
-    node_ranks: tuple[int, ...]
-    job_ranks: tuple[int, ...]
-    is_leader: bool
-    seat: int
-    node_seat: int
+    size = nodes = node_size = 1
+    rank = node = node_rank = node_seat = seat = 0
+    is_leader = True
+    node_ranks: tuple[int, ...] = (0,)
+    job_ranks: tuple[int, ...] = (0,)
     alarm: Alarm
-    alive_seconds: float
-    on_wait: Callable[[], None] | None
-    on_late: Callable[[], None] | None
-    mpi: Any
+    alive_seconds = 1.0
+    on_wait: Callable[[], None] | None = None
+    on_late: Callable[[], None] | None = None
+    mpi: Any = None
+    _freed = False
 
     def __enter__(self) -> AnyWorld:
         return self
@@ -62,93 +57,104 @@ class AnyWorld(ABC):
     def __exit__(self, kind: object, *_: object) -> None:
         self.close(collective=kind is None)
 
-    @abstractmethod
     def barrier(self) -> None:
         """Wait for all ranks. Collective."""
+        self._check_open()
 
-    @abstractmethod
     def node_barrier(self) -> None:
         """Wait for the ranks of this node. Collective over the node."""
+        self._check_open()
 
-    @abstractmethod
     def bcast(self, obj: Any = None, root: int = 0) -> Any:
         """Any picklable object from rank `root`. Collective."""
+        self._check_open()
+        return obj
 
-    @abstractmethod
     def node_bcast(self, obj: Any = None, root: int = 0) -> Any:
         """Any picklable object from node rank `root` to its node. Collective over the node."""
+        return self.bcast(obj)
 
-    @abstractmethod
     def allgather(self, obj: Any) -> list[Any]:
         """One picklable object per rank, in rank order. Collective."""
+        self._check_open()
+        return [obj]
 
-    @abstractmethod
     def exscan(self, value: int) -> int:
         """Sum of the values of all lower ranks; 0 on rank 0. Collective."""
+        self._check_open()
+        return 0
 
-    @abstractmethod
     def allreduce_sum(self, value: int) -> int:
         """The sum of every rank's `value`. Collective."""
+        self._check_open()
+        return int(value)
 
-    @abstractmethod
     def allreduce_max(self, value: int) -> int:
         """The largest of every rank's `value`. Collective."""
+        self._check_open()
+        return int(value)
 
-    @abstractmethod
     def allreduce_min(self, value: int) -> int:
         """The smallest of every rank's `value`. Collective."""
+        self._check_open()
+        return int(value)
 
-    @abstractmethod
     def gather_array(self, a: np.ndarray, root: int = 0) -> np.ndarray | None:
         """The ranks' 1-d arrays one after another, in rank order, on rank `root`; None elsewhere. Collective.
 
         Lengths may differ, the dtype may not. An error is raised on all ranks.
         """
+        self._check_open()
+        return array_of_one_dimension(a).copy()
 
-    @abstractmethod
     def share_array(self, a: np.ndarray | None) -> np.ndarray:
         """Rank 0's array as a read-only array on all ranks, one copy per node. Collective; an error is raised on all.
 
         `a` is ignored on the other ranks. Any shape; any dtype without Python objects.
         """
+        self._check_open()
+        if a is None:
+            raise OptionError("share_array needs the array on rank 0, got None")
+        view = a.view()
+        view.flags.writeable = False
+        return view
 
-    @abstractmethod
     def shared_bytes(self, nbytes: int) -> np.ndarray:
         """u8[nbytes], zeroed and page-aligned, the same memory on all ranks of the node. Collective over the node.
 
         Raises ParioError on all ranks of the node if its shared memory is too small. Other nodes do not learn of it:
         agree afterwards.
         """
+        raise NotImplementedError
 
-    @abstractmethod
     def check_alive(self, left: Callable[[int], bool] | None = None) -> None:
         """Raises DeadRankError if a rank of this node, or another node's leader, is known to be gone. Any thread.
 
         left : left(node rank) is true for ranks that have left on purpose
         """
 
-    @abstractmethod
     def agree(self, error: BaseException | None, doing: str) -> None:
         """Continue together or raise together. Collective.
 
         A rank with an error raises it. A rank without one raises PeerError if others have one; it names the first
         failing rank, what that rank was `doing`, and its error.
         """
+        if error is not None:
+            raise error
 
-    @abstractmethod
     def raised_by_all(self, error: BaseException) -> BaseException:
         """Returns `error`, for `raise`, when every rank raises its own error for a reason that all of them see. No MPI
         call."""
+        return error
 
-    @abstractmethod
     def goodbye(self) -> Callable[[], bool]:
         """This rank's script has ended: announce it in place of its next collective, whichever that is. Does not wait.
 
         The returned function waits until all ranks have said goodbye or freed this world, and then returns True; it
         returns False if some ranks have called another collective, where they now raise PeerError.
         """
+        return lambda: True
 
-    @abstractmethod
     def close(self, collective: bool = True) -> None:
         """The next World of these ranks may have its communicators; idempotent. Collective, unless `collective` is
         False.
@@ -156,13 +162,18 @@ class AnyWorld(ABC):
         With collective=False (this rank is about to raise, and the others may be anywhere) it does not wait: the
         communicators stay until the process ends. Shared memory goes back with its last view, sooner or later.
         """
+        self._freed = True
 
-    @abstractmethod
     def abandon(self, error: BaseException) -> None:
         """Tell the other ranks about `error`, which ends the work on this one, and free this rank's own resources.
 
         After an error that all ranks raised together, free everything, collectively.
         """
+        self._freed = True
+
+    def _check_open(self) -> None:
+        if self._freed:
+            raise ClosedError(f"this {type(self).__name__} was freed")
 
 
 @contextmanager
