@@ -13,7 +13,7 @@ import os
 import shutil
 import stat
 import threading
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any
@@ -33,8 +33,8 @@ _BY_SIGNAL = 8
 #: Packed records stay unpacked for the next piece that is read, up to this many bytes, and one at least.
 _UNPACKED_BYTES = 64 << 20
 _KINDS = {FILE: stat.S_IFREG, FOLDER: stat.S_IFDIR, LINK: stat.S_IFLNK}
-#: Names of a folder that are kept for a reader that goes back a little.
-_NAMES_BACK = 1024
+#: Places at which listings go on, of those that were made last; any other is found from the beginning of its folder.
+_MOST_LISTINGS = 1024
 _OTHER_WAYS = (
     "Without FUSE: `python -m pario files view` shows the records to one command, and Python reads them as pario:// "
     "(fsspec); see docs/files.md."
@@ -136,8 +136,7 @@ class _Operations:
         modes = (0o444, 0o555, 0o444) if others else (0o400, 0o500, 0o400)
         self._modes = dict(zip(_KINDS, modes, strict=True))
         self._lock = threading.Lock()
-        self._listings: dict[int, _Listing] = {}
-        self._last = 0
+        self._following: OrderedDict[tuple[str, int], Node] = OrderedDict()  # path, offset -> what stands there
         self._unpacked: OrderedDict[int, bytes] = OrderedDict()
 
     def init_with_config(self, connection: Any, _: Any) -> None:
@@ -183,22 +182,26 @@ class _Operations:
         return data
 
     @_told
-    def opendir(self, path: str) -> int:
-        listing = _Listing(self._tree, path)
-        with self._lock:
-            self._last += 1
-            self._listings[self._last] = listing
-            return self._last
-
-    @_told
     def readdir_with_offset(self, path: str, offset: int, fh: int) -> Iterator[tuple[str, dict[str, int], int]]:
-        return self._listings[fh].since(offset)
+        return self._names(path, offset)
 
-    @_told
-    def releasedir(self, path: str, fh: int) -> int:
-        with self._lock:
-            self._listings.pop(fh, None)
-        return 0
+    def _names(self, path: str, offset: int) -> Iterator[tuple[str, dict[str, int], int]]:
+        """(name, mode and number, offset of the following one). Where the kernel has enough, it goes on later."""
+        folder = self._tree.find(path)
+        start = self._following.get((path, offset))
+        if start is None:
+            here = {"st_mode": stat.S_IFDIR, "st_ino": folder.number}
+            yield from [(name, here, number) for name, number in ((".", 1), ("..", 2)) if number > offset]
+        for number, (name, node) in enumerate(self._tree.names(folder, start), 3 if start is None else offset + 1):
+            if number > offset:
+                try:
+                    yield name, {"st_mode": _KINDS[node.kind], "st_ino": node.number}, number
+                except GeneratorExit:  # it had no room for this one
+                    with self._lock:
+                        self._following[path, number - 1] = node
+                        if len(self._following) > _MOST_LISTINGS:
+                            self._following.popitem(last=False)
+                    raise
 
     @_told
     def statfs(self, path: str) -> dict[str, int]:
@@ -216,32 +219,3 @@ class _Operations:
             "st_blocks": (node.size + 511) // 512,
             "st_blksize": 128 << 10,
         }
-
-
-class _Listing:
-    """An open folder. The kernel reads on where it stopped, and seldom goes back."""
-
-    def __init__(self, tree: Tree, path: str) -> None:
-        self._tree, self._path = tree, path
-        self._lock = threading.Lock()
-        self._begin()
-
-    def _begin(self) -> None:
-        node = self._tree.find(self._path)
-        self._rest = self._tree.names(node)
-        self._count = 2
-        folder = {"st_mode": stat.S_IFDIR, "st_ino": node.number}
-        self._back = deque([(".", folder, 1), ("..", folder, 2)], _NAMES_BACK)
-
-    def since(self, offset: int) -> Iterator[tuple[str, dict[str, int], int]]:
-        """(name, mode and number, offset of the following one)"""
-        with self._lock:
-            if self._back and offset < self._back[0][2] - 1:
-                self._begin()
-            yield from [entry for entry in self._back if entry[2] > offset]
-            for name, node in self._rest:
-                self._count += 1
-                entry = (name, {"st_mode": _KINDS[node.kind], "st_ino": node.number}, self._count)
-                self._back.append(entry)
-                if self._count > offset:
-                    yield entry

@@ -117,6 +117,18 @@ def test_a_packed_folder_is_what_it_was(tmp_path: Path, mount: Mount) -> None:
     assert all(entry.inode() == os.lstat(entry).st_ino for entry in os.scandir(there))
 
 
+def test_a_large_folder_is_listed_in_pieces(tmp_path: Path, mount: Mount) -> None:
+    """From wherever the kernel goes on, and by several readers at once."""
+    names = [f"{k:05d}-{'n' * (k % 90)}" for k in range(4000)]
+    folder = tmp_path / "m"
+    mount(write(tmp_path / "set", [(name.encode(), b"1") for name in names]), folder)
+    with os.scandir(folder) as one, os.scandir(folder) as other:
+        found = [(a.name, b.name) for a, b in zip(one, other, strict=True)]
+    assert found == [(name, name) for name in names]
+    back = "import os; fd = os.open('.', 0); first = os.listdir(fd); print(first == os.listdir(fd), len(first))"
+    assert shell(f'{sys.executable} -c "{back}"', folder).split() == ["True", "4000"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_ends_clean(tmp_path: Path, mount: Mount, number: int) -> None:
     folder = tmp_path / "m"
