@@ -261,6 +261,22 @@ def open_files() -> int:
     return 1 << 30 if most == resource.RLIM_INFINITY else most
 
 
+def allow_many_files() -> int:
+    """As many as the system lets this process have; returns how many. Of a service each connection is a file."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return open_files()
+
+
+def silence(*streams: int) -> None:
+    """These descriptors lead nowhere from now on: nobody waits for the end of a pipe that only this process holds."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in streams:
+        os.dup2(nothing, stream)
+    if nothing > 2:
+        os.close(nothing)
+
+
 def lock_holders(path: str) -> list[int]:
     """Processes of this node that hold a lock on the file. Of an LMDB's lock file: those that have the LMDB open."""
     with suppress(OSError):

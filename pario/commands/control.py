@@ -13,7 +13,7 @@ from pario.comm.launcher import own_addresses
 from pario.commands import arguments
 from pario.commands.screen import counted, screen, seconds, table
 from pario.errors import OptionError, ParioError
-from pario.machine import replacing
+from pario.machine import allow_many_files, replacing
 from pario.plane.bucket import rates_words
 
 __all__ = ["plane"]
@@ -47,7 +47,6 @@ def serve(rules: str, at: str | None, tell: str | None) -> int:
       python -m pario plane serve --rules rules.toml --at ib0:7400
       python -m pario plane status --at head:7400
     """
-    from pario.commands.run_service import allow_many_files
     from pario.plane.plane import Plane
     from pario.plane.rules import read_rules
     from pario.plane.words import read_address

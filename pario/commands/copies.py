@@ -17,6 +17,7 @@ from pario.comm.launcher import node_name
 from pario.commands import arguments
 from pario.commands.screen import counted, decimal_bytes, screen, seconds, table
 from pario.errors import OptionError
+from pario.machine import allow_many_files
 from pario.options import Options, Tier, read_tiers
 
 if TYPE_CHECKING:
@@ -162,7 +163,6 @@ def serve(folder: str | None, tiers: str | None) -> int:
       srun --ntasks-per-node=1 --overlap python -m pario tiers serve --tiers memory:auto,/local/nvme:400GiB &
     """
     from pario.comm.world import get_world, leave_mpi
-    from pario.commands.run_service import allow_many_files
     from pario.dataset.host import Host
 
     # Collective: the first rank of each node serves until SIGTERM, SIGINT or SIGHUP.

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
+import os
 import signal
+import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -81,45 +80,11 @@ def demo(ranks: int, folder: Path | None) -> int:
 
 
 def _run(command: list[str]) -> int:
-    """Exit status. What the ranks and mpiexec write is passed on, but not what they say about a Ctrl-C."""
-    import subprocess
-
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", bufsize=1
-    )
-    quiet = threading.Event()
-
-    def pass_on(source: Any, to: Any) -> None:
-        for line in source:
-            if not quiet.is_set():
-                with contextlib.suppress(BrokenPipeError):  # `| head`: the ranks may go on
-                    to.write(line)
-                    to.flush()
-
-    pipes = ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
-    threads = [threading.Thread(target=pass_on, args=pipe, daemon=True) for pipe in pipes]
-    for thread in threads:
-        thread.start()
-
-    def interrupted(*_: object) -> None:
-        quiet.set()  # at once: Popen.wait() would give the children a quarter of a second to complain
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGINT, interrupted)
+    """Exit status. A Ctrl-C does not reach the ranks and mpiexec, who would complain of it: they are ended."""
+    process = subprocess.Popen(command, start_new_session=True)
     try:
-        status = process.wait()
-        for thread in threads:
-            thread.join(timeout=2)
-        return status
+        return process.wait()
     except KeyboardInterrupt:
-        # The children got the same signal from the terminal, if there is one; mpiexec takes its ranks with it.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        for end in (process.terminate, process.kill):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=1)
-                break
-            end()
+        os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         raise
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -31,7 +31,7 @@ from functools import partial
 from pario import __version__, machine
 from pario.errors import ParioError
 from pario.kernels.private import PrivateDirectory
-from pario.machine import closing_fd
+from pario.machine import allow_many_files, closing_fd, silence
 from pario.options import Tier
 
 _log = logging.getLogger("pario")
@@ -144,7 +144,7 @@ def _work(folder: str, lock: int) -> int:
     # The launcher's connections among them: for it, this process is none.
     os.closerange(3, lock)
     os.closerange(lock + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-    _silence(0, 1)
+    silence(0, 1)
     allow_many_files()
     try:
         host = Host(folder, Options(), Solo())
@@ -153,7 +153,7 @@ def _work(folder: str, lock: int) -> int:
         return 1
     try:
         # The script that has started it may end first, and a reader of its output waits for the end of that.
-        _silence(2)
+        silence(2)
         warm_up()  # while the script still imports what it needs
         lock_use(lock, alone=True, wait=True)
         host.retire()
@@ -161,20 +161,6 @@ def _work(folder: str, lock: int) -> int:
     finally:
         host.close()
     return 0
-
-
-def allow_many_files() -> None:
-    """Each connection is a file, and so are the tiers; what the system allows at most is what a service needs."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-def _silence(*streams: int) -> None:
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for stream in streams:
-        os.dup2(nothing, stream)
-    if nothing > 2:
-        os.close(nothing)
 
 
 def _remove(folder: str, lock: int) -> None:

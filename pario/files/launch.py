@@ -16,7 +16,6 @@ import errno
 import itertools
 import os
 import pickle
-import resource
 import shutil
 import signal
 import socket
@@ -34,6 +33,7 @@ from pario.files.outputs import Outputs
 from pario.files.serve import serve
 from pario.files.spots import checked_prefix, real_prefix
 from pario.files.view import Limits, View, say, sweep
+from pario.machine import allow_many_files, silence
 
 if TYPE_CHECKING:
     from pario.files.tree import Tree
@@ -218,7 +218,7 @@ def _start(plan: Plan, before: set[Any]) -> tuple[View, int]:
             hint=OTHER_WAY,
         )
     records = [(prefix, opens()) for prefix, opens in plan.roots]
-    most = _allow_many_files()
+    most = allow_many_files()
     limits = plan.limits._replace(held_files=min(plan.limits.held_files, max(1, most // 2)))
     ours.send(b"go")
     message, handed, _, _ = socket.recv_fds(ours, 64, 1)
@@ -278,7 +278,7 @@ def _reap(program: int, writes: int, outputs: Outputs | None) -> None:
             code = os.waitstatus_to_exitcode(status)
             if outputs is not None:
                 code = _merge(outputs, code)
-            _leave_terminal()
+            silence(0, 1, 2)
             try:
                 os.write(writes, _FRAME.pack(b"E", code if code >= 0 else 128 - code))
             except OSError:
@@ -300,21 +300,6 @@ def _merge(outputs: Outputs, code: int) -> int:
         lines.append(f"what was not merged lies in {found.kept}")
     say("".join(f"pario view: {line}\n" for line in lines))
     return code or int(bool(found.conflicts or found.broken))
-
-
-def _leave_terminal() -> None:
-    """Nobody shall wait for the end of a pipe that only a supervisor holds."""
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1, 2):
-        os.dup2(nothing, fd)
-    os.close(nothing)
-
-
-def _allow_many_files() -> int:
-    """Returns how many."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    return most if most != resource.RLIM_INFINITY else 1 << 20
 
 
 # -- the program -------------------------------------------------------------------------------------------------------
