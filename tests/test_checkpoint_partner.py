@@ -18,8 +18,8 @@ import pytest
 from launch import run_job
 
 import pario
-from pario.checkpoint.attempts import Places
 from pario.checkpoint.partner import _BYTES, _WHICH, DESCRIBE, READ, Offers
+from pario.comm.solo import Solo
 from pario.wire.client import Client
 from pario.wire.frames import Word
 
@@ -32,7 +32,7 @@ def test_only_what_is_offered_is_sent(tmp_path: Path) -> None:
     with pario.Checkpointer("self", slow=tmp_path / "slow", fast=tmp_path / "fast") as ckpt:
         name = ckpt.save(3, {"a": np.arange(1000)})._attempt.name
     (run,) = (tmp_path / "fast").iterdir()
-    offers = Offers(Places(0, 1, True, True), str(run), b"s" * 32, 5.0)
+    offers = Offers(Solo(), str(run), b"s" * 32, 5.0)
     clients = [Client(offers.server.address, secret, 5.0) for secret in (b"s" * 32, b"other" * 8)]
 
     def kind_of(kind: int, body: bytes) -> int:

@@ -591,20 +591,20 @@ def test_prefixes(tmp_path: Path) -> None:
 
 
 class _Bytes:
-    """A source whose kernel copies nothing, or everything."""
+    """A tree of one file, whose kernel copies nothing, or everything."""
 
     def __init__(self, data: bytes, sends: bool) -> None:
         self.data, self.sends = data, sends
 
-    def send(self, fd: int) -> bool:
+    def send(self, node: None, fd: int) -> bool:
         return self.sends and os.write(fd, self.data) == len(self.data)
 
-    def read_into(self, out: memoryview) -> None:
+    def read_into(self, node: None, out: memoryview) -> None:
         out[:] = self.data
 
 
 class _Broken(_Bytes):
-    def read_into(self, out: memoryview) -> None:
+    def read_into(self, node: None, out: memoryview) -> None:
         raise OSError(errno.EIO, "storage")
 
 
@@ -618,7 +618,7 @@ def test_held_files_are_sealed_and_bounded() -> None:
             data = rng.randbytes(30_000 + k)
             wanted = Wanted(k, b"/data/%d" % k if k % 2 else b"/" + b"x" * 300, len(data), 5_000_000_000)
             before = os.fstat(held.get(wanted).fd) if k % 3 else None
-            fd = held.open(wanted, _Bytes(data, sends=k % 4 < 2), os.O_RDONLY)
+            fd = held.open(wanted, _Bytes(data, sends=k % 4 < 2), None, os.O_RDONLY)
             assert held.nbytes <= 100_000
             after = os.fstat(fd)
             assert (after.st_size, after.st_mtime) == (len(data), 5.0)
@@ -637,7 +637,7 @@ def test_held_files_are_sealed_and_bounded() -> None:
             os.close(fd)
         for source in (_Broken(b"x" * 10, False), _Bytes(b"short", True)):
             with pytest.raises(OSError):
-                held.open(Wanted("bad", b"/bad", 10, 0), source, os.O_RDONLY)
+                held.open(Wanted("bad", b"/bad", 10, 0), source, None, os.O_RDONLY)
         held.close()
     assert held.nbytes == 0
 
@@ -650,13 +650,13 @@ def test_open_files_do_not_take_all_memory(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("pario.files.held.memory", lambda swap: (4 << 30, free[0]))
     data = bytes(70 << 20)
     with crew.lock:
-        os.close(held.open(Wanted("first", b"/first", len(data), 1_000_000_000), _Bytes(data, True), os.O_RDONLY))
+        os.close(held.open(Wanted("first", b"/first", len(data), 1_000_000_000), _Bytes(data, True), None, os.O_RDONLY))
         free[0] = 100 << 20
         with pytest.raises(OSError, match="leaves 104,857,600 bytes") as failed:
-            held.open(Wanted("second", b"/second", len(data), 1_000_000_000), _Bytes(data, True), os.O_RDONLY)
+            held.open(Wanted("second", b"/second", len(data), 1_000_000_000), _Bytes(data, True), None, os.O_RDONLY)
         assert failed.value.errno == errno.ENOMEM
         assert held.nbytes == 0
-        os.close(held.open(Wanted("small", b"/small", 5, 1_000_000_000), _Bytes(b"small", True), os.O_RDONLY))
+        os.close(held.open(Wanted("small", b"/small", 5, 1_000_000_000), _Bytes(b"small", True), None, os.O_RDONLY))
         held.close()
 
 
@@ -667,17 +667,17 @@ def test_a_file_that_is_read_is_waited_for_and_stops_nobody() -> None:
     begun, go_on, reads = threading.Event(), threading.Event(), []
 
     class Slow(_Bytes):
-        def read_into(self, out: memoryview) -> None:
+        def read_into(self, node: None, out: memoryview) -> None:
             reads.append(1)
             begun.set()
             assert go_on.wait(LIMIT_S)
-            super().read_into(out)
+            super().read_into(node, out)
 
     got = []
 
     def ask() -> None:
         with crew.lock:
-            fd = held.open(Wanted("slow", b"/slow", 7, 1_000_000_000), Slow(b"content", False), os.O_RDONLY)
+            fd = held.open(Wanted("slow", b"/slow", 7, 1_000_000_000), Slow(b"content", False), None, os.O_RDONLY)
         got.append(os.pread(fd, 100, 0))
         os.close(fd)
 
@@ -687,7 +687,7 @@ def test_a_file_that_is_read_is_waited_for_and_stops_nobody() -> None:
     threads[1].start()
     with crew.lock:
         for k in range(200):  # more than are kept: the one that is read stays
-            os.close(held.open(Wanted(k, b"/k", 2, 1_000_000_000), _Bytes(b"ok", k % 2 == 0), os.O_RDONLY))
+            os.close(held.open(Wanted(k, b"/k", 2, 1_000_000_000), _Bytes(b"ok", k % 2 == 0), None, os.O_RDONLY))
     go_on.set()
     for thread in threads:
         thread.join(LIMIT_S)

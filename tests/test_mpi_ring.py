@@ -86,7 +86,7 @@ def test_stress(world) -> None:
         flat = slots.data.reshape(-1)
         leaves = run == 1 and world.node_rank == world.node_size - 1  # this rank leaves the second run early
         for group in range(groups // 2 if leaves else groups):
-            assert ring.wait_group(group, ring.check, timeout=60) == steps_of(group).stop
+            assert ring.wait_group(group, ring.check) == steps_of(group).stop
             pause(random_)
             expected = content(world.node, run, group, slots.slot_bytes - group % 100)
             for step in steps_of(group):
@@ -120,8 +120,8 @@ def test_a_run_is_left_in_the_middle(world) -> None:
         if world.is_leader:
             thread = threading.Thread(target=feed, args=(ring, slots, world, run, range(1000), stop, errors))
             thread.start()
-        ring.wait_group(0, timeout=60)
-        ring.wait_group(SLOTS - 1, timeout=60)
+        ring.wait_group(0)
+        ring.wait_group(SLOTS - 1)
         if thread is not None:
             if run % 2:
                 time.sleep(0.02)  # the feeder sleeps for sure
@@ -134,8 +134,7 @@ def test_a_run_is_left_in_the_middle(world) -> None:
         ring.reset(done_steps=17)
     world.node_barrier()
     assert ring.wait_done(17)
-    with pytest.raises(TimeoutError, match="group 0 "):
-        ring.wait_group(0, timeout=0.05)
+    assert ring.full_slots(0) == 0, "nothing is published"
     world.node_barrier()
     ring.close()
 
@@ -171,10 +170,15 @@ def test_a_lost_group_is_an_error_and_no_wait_for_ever(world) -> None:
 def test_waiting_costs_nothing(world) -> None:
     ring = Ring(world, SLOTS, alive_seconds=0.2)
     looked = []
+
+    def check() -> None:  # every alive_seconds
+        looked.append(1)
+        if len(looked) > 5:
+            raise TimeoutError
+
     begin = time.process_time()
     with pytest.raises(TimeoutError):
-        ring.wait_group(0, lambda: looked.append(1), timeout=1.0)
+        ring.wait_group(0, check)
     assert time.process_time() - begin < 0.2
-    assert len(looked) >= 4  # every alive_seconds
     world.node_barrier()
     ring.close()

@@ -169,23 +169,24 @@ def check_options(
 ) -> Codec | None:
     """The codec. alone : partner copies without a fast tier. Raises OptionError, also where a codec's package is
     missing."""
-    if keep is not None and (type(keep) is not int or keep < 1):
-        raise OptionError(f"keep must be a whole number from 1 on, or None, got {keep!r}")
-    if rate is not None and not (isinstance(rate, int | float) and rate > 0):
-        raise OptionError(f"rate must be bytes per second above 0, or None, got {rate!r}")
-    if full not in ("wait", "slow"):
-        raise OptionError(f'full must be "wait" or "slow", got {full!r}')
-    if type(pending) is not int or pending < 1:
-        raise OptionError(f"pending must be a whole number from 1 on, got {pending!r}")
-    if differing not in ("rank0", "raise"):
-        raise OptionError(f'differing must be "rank0" or "raise", got {differing!r}')
-    if not (isinstance(timeout_s, int | float) and timeout_s > 0):
-        raise OptionError(f"timeout_s must be seconds above 0, got {timeout_s!r}")
+    for name, value, fits, what in (
+        ("keep", keep, keep is None or (type(keep) is int and keep >= 1), "a whole number from 1 on, or None"),
+        ("rate", rate, rate is None or _is_above_0(rate), "bytes per second above 0, or None"),
+        ("full", full, full in ("wait", "slow"), '"wait" or "slow"'),
+        ("pending", pending, type(pending) is int and pending >= 1, "a whole number from 1 on"),
+        ("differing", differing, differing in ("rank0", "raise"), '"rank0" or "raise"'),
+        ("timeout_s", timeout_s, _is_above_0(timeout_s), "seconds above 0"),
+        ("compress", compress, isinstance(compress, str | None), "a codec and its level, as in 'zstd:3', or None"),
+    ):
+        if not fits:
+            raise OptionError(f"{name} must be {what}, got {value!r}")
     if alone:
         raise OptionError("partner=True copies what is on the nodes' fast tiers, and there are none", hint="Give fast=")
-    if compress is not None and not isinstance(compress, str):
-        raise OptionError(f"compress must be a codec and its level, as in 'zstd:3', or None, got {compress!r}")
     return None if compress is None else parse(compress)
+
+
+def _is_above_0(value: Any) -> bool:
+    return isinstance(value, int | float) and value > 0
 
 
 def step_error(step: Any) -> OptionError | None:
@@ -193,16 +194,6 @@ def step_error(step: Any) -> OptionError | None:
     if isinstance(step, bool) or not isinstance(step, int | np.integer) or not 0 <= step < 10**12:
         return OptionError(f"step must be a whole number from 0 to 10^12 - 1, got {step!r}")
     return None
-
-
-@dataclass(frozen=True)
-class Places:
-    """Where this rank stands. node : of `nodes`; leads : it is the first one there; first : it is rank 0 of the job"""
-
-    node: int
-    nodes: int
-    leads: bool
-    first: bool
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from pario.checkpoint import attempts
-from pario.checkpoint.attempts import Attempt, Board, Budget, FastTier, Handle, Places, Tier, Tiers
+from pario.checkpoint.attempts import Attempt, Board, Budget, FastTier, Handle, Tier, Tiers
 from pario.checkpoint.finding import Finder
 from pario.checkpoint.flat import Alike, Flat, check_same, flatten, structure_of
 from pario.checkpoint.layout import Staging
@@ -139,7 +139,6 @@ class Checkpointer:
 
     def _start(self, rate: float | None, full: str, varying: Varying) -> None:
         world = self._world
-        places = Places(world.node, world.nodes, world.is_leader, world.rank == 0)
         share = world.nodes if self.fast is not None else world.size
         bucket = Bucket((None if rate is None else rate / share, None))
         self._stack.callback(bucket.close)
@@ -156,8 +155,8 @@ class Checkpointer:
         fast = None if self.fast is None else FastTier(self.fast, self.slow, self._partners and world.nodes > 1)
         tiers = Tiers(self.slow, fast, full, self._timeout_s, self._keep, take)
         threads = Workers("pario-checkpoint", 0)
-        self._drain = DrainThread(places, tiers, self._board, threads)
-        self._partner = open_partner(world, places, tiers, self._board, threads) if self._partners else None
+        self._drain = DrainThread(world, tiers, self._board, threads)
+        self._partner = open_partner(world, tiers, self._board, threads) if self._partners else None
         if self._partner is not None:
             self._stack.callback(self._partner.close)
 
@@ -171,7 +170,7 @@ class Checkpointer:
                 attempt.copied.set()
             drain.submit(attempt, straight)
 
-        self._writer = WriteThread(places, tiers, self._board, varying, then, threads)
+        self._writer = WriteThread(world, tiers, self._board, varying, then, threads)
 
     # -- saving --------------------------------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pario.checkpoint.attempts import COPYING, Attempt, Board, Places, Tiers
+from pario.checkpoint.attempts import COPYING, Attempt, Board, Tiers
 from pario.checkpoint.finding import carry_over, copy_blocks
 from pario.checkpoint.manifest import MANIFEST, Part, part_name, read_manifest, read_part
 from pario.checkpoint.store import ATTEMPT, Name, Reader, Writer, commit, discard, make_folder, read_small, write_small
@@ -63,7 +63,7 @@ _POLL_S = (0.01, 0.5)
 _END_S = 1.0
 
 
-def open_partner(world: AnyWorld, places: Places, tiers: Tiers, board: Board, threads: Workers) -> Partner | None:
+def open_partner(world: AnyWorld, tiers: Tiers, board: Board, threads: Workers) -> Partner | None:
     """That of this node's first rank; None on the others, and if there is one node only. Collective.
 
     Raises OptionError if nodes have their fast tier in common, OSError or ParioError on the rank where a socket is
@@ -80,7 +80,7 @@ def open_partner(world: AnyWorld, places: Places, tiers: Tiers, board: Board, th
     try:
         with together(world, "opening connections for partner copies"):
             if world.is_leader:
-                offers = Offers(places, tiers.fast.folder, secret, tiers.limit_s)
+                offers = Offers(world, tiers.fast.folder, secret, tiers.limit_s)
         addresses = world.allgather((world.node, offers.server.address) if offers is not None else None)
     except BaseException:
         if offers is not None:
@@ -88,9 +88,9 @@ def open_partner(world: AnyWorld, places: Places, tiers: Tiers, board: Board, th
         raise
     if offers is None:
         return None
-    before = (places.node - 1) % places.nodes
+    before = (world.node - 1) % world.nodes
     address = dict(each for each in addresses if each is not None)[before]
-    return Partner(places, tiers, board, offers, Client(address, secret, tiers.limit_s), threads)
+    return Partner(world, tiers, board, offers, Client(address, secret, tiers.limit_s), threads)
 
 
 def _check_apart(world: AnyWorld, fast: str) -> None:
@@ -118,8 +118,8 @@ def _check_apart(world: AnyWorld, fast: str) -> None:
 class Offers:
     """What this node has written, for the one that keeps copies of it. Raises OSError, ParioError."""
 
-    def __init__(self, places: Places, folder: str, secret: bytes, limit_s: float) -> None:
-        self._places, self._folder = places, folder
+    def __init__(self, world: AnyWorld, folder: str, secret: bytes, limit_s: float) -> None:
+        self._world, self._folder = world, folder
         self._lock = threading.Lock()
         # Of each checkpoint (`_which`), oldest first: its folder, and its files, none before they were described; None:
         # not on the fast tier.
@@ -132,7 +132,7 @@ class Offers:
 
     def put(self, name: Name, there: bool) -> None:
         """there : this node's part is on its fast tier; otherwise it will never be"""
-        mine = name._replace(node=self._places.node, nodes=self._places.nodes)
+        mine = name._replace(node=self._world.node, nodes=self._world.nodes)
         with self._lock:
             self._there[_which(name)] = (os.path.join(self._folder, str(mine)), []) if there else None
             while len(self._there) > _OFFERS:
@@ -152,7 +152,7 @@ class Offers:
         if found is None:
             return Reply(Word.ABSENT if which in self._there else Word.LATER, [])
         folder, _ = found
-        name = os.path.join(folder, part_name(self._places.node) + ".json")
+        name = os.path.join(folder, part_name(self._world.node) + ".json")
         try:
             manifest, described = read_small(os.path.join(folder, MANIFEST)), read_small(name)
         except MissingError:  # drained and deleted
@@ -186,12 +186,12 @@ class Partner:
     the next node copy this one's. Nothing here calls MPI."""
 
     def __init__(
-        self, places: Places, tiers: Tiers, board: Board, offers: Offers, client: Client, threads: Workers
+        self, world: AnyWorld, tiers: Tiers, board: Board, offers: Offers, client: Client, threads: Workers
     ) -> None:
         assert tiers.fast is not None
-        self._places, self._tiers, self._fast, self._board = places, tiers, tiers.fast, board
+        self._world, self._tiers, self._fast, self._board = world, tiers, tiers.fast, board
         self._offers, self._client = offers, client
-        self._node = (places.node - 1) % places.nodes  # whose parts are copied
+        self._node = (world.node - 1) % world.nodes  # whose parts are copied
         self._line = threads.lane(1)
         self._stopped = False
         self._moved = 0
@@ -218,7 +218,7 @@ class Partner:
         return ended
 
     def _run(self, attempt: Attempt) -> None:
-        name = attempt.name._replace(node=self._node, nodes=self._places.nodes, copy=True)
+        name = attempt.name._replace(node=self._node, nodes=self._world.nodes, copy=True)
         try:
             stands = not (attempt.drained.is_set() and self._is_on_slow(name)) and self._copy(name)
         except Exception as e:
@@ -242,7 +242,7 @@ class Partner:
             self._said.add(kind)
             _log.warning(
                 "node %d keeps no copy of node %d's part of step %d: %s. Until the slow store has that checkpoint, the "
-                "loss of node %d would lose it (said once)", self._places.node, self._node, name.step, why, self._node,
+                "loss of node %d would lose it (said once)", self._world.node, self._node, name.step, why, self._node,
             )  # fmt: skip
 
     def _copy(self, name: Name) -> bool:

@@ -30,10 +30,11 @@ from typing import Any
 import numpy as np
 
 from pario.checkpoint import attempts, manifest, store
-from pario.checkpoint.attempts import Attempt, Board, Places, Tiers
+from pario.checkpoint.attempts import Attempt, Board, Tiers
 from pario.checkpoint.finding import Write, carry_over, copy_blocks, in_folder, write_limited
 from pario.checkpoint.store import Name, Writer
 from pario.checkpoint.varying import Shape, Varying
+from pario.comm.base import AnyWorld
 from pario.errors import CheckpointError, MissingError, ReadError
 from pario.threads import Workers
 
@@ -51,10 +52,10 @@ class WriteThread:
     """
 
     def __init__(
-        self, places: Places, tiers: Tiers, board: Board, varying: Varying, then: Callable[[Attempt, bool], None],
+        self, world: AnyWorld, tiers: Tiers, board: Board, varying: Varying, then: Callable[[Attempt, bool], None],
         threads: Workers,
     ) -> None:  # fmt: skip
-        self._places, self._tiers, self._board, self._varying, self._then = places, tiers, board, varying, then
+        self._world, self._tiers, self._board, self._varying, self._then = world, tiers, board, varying, then
         self._line, self._writers = threads.lane(1), threads.lane(_WRITE)
         self._moved = 0
         self._lock = threading.Lock()
@@ -72,7 +73,7 @@ class WriteThread:
         folder = ""
         try:
             shape = self._prepared(attempt)
-            if self._places.leads:
+            if self._world.is_leader:
                 folder, straight = self._open(attempt, shape)
             else:
                 self._board.wait(attempts.OPENED, attempt.number, "the node's first rank to make the file")
@@ -84,9 +85,9 @@ class WriteThread:
             error = store.failed(e, what, folder or self._tiers.slow)
             attempt.fail(error)
             self._board.fail(attempt.number, str(error))
-            if self._places.leads and not straight:
+            if self._world.is_leader and not straight:
                 store.discard(folder or self._attempt_folder(attempt, False))
-        if self._places.leads:
+        if self._world.is_leader:
             if attempt.error is not None:
                 self._board.put(attempts.CANCELLED, attempt.number)
             else:
@@ -108,7 +109,7 @@ class WriteThread:
         """Everything before the file can be made (varying.py). What comes back counts on the node's first rank."""
         board, varying, file, shape = self._board, self._varying, attempt.file, Shape()
         if not varying:
-            if self._places.leads:
+            if self._world.is_leader:
                 varying.lay_out(file, shape)
             return shape
 
@@ -123,7 +124,7 @@ class WriteThread:
 
         _all([self._writers.call(summed, *put) for put in file.puts])
         board.mine(attempts.SUMMED, attempt.number)
-        if self._places.leads:
+        if self._world.is_leader:
             folder = self._attempt_folder(attempt, self._tiers.fast is None)
             store.make_folder(folder)
             board.wait(attempts.SUMMED, attempt.number, "the node's ranks to look for what has changed", True)
@@ -132,7 +133,7 @@ class WriteThread:
         board.wait(attempts.CHOSEN, attempt.number, "the node's first rank to look for what has changed")
         _all([self._writers.call(coded, *put) for put in file.puts])
         board.mine(attempts.CODED, attempt.number)
-        if self._places.leads:
+        if self._world.is_leader:
             board.wait(attempts.CODED, attempt.number, "the node's ranks to pack their blocks", True)
             varying.lay_out(file, shape)
         return shape
@@ -141,7 +142,7 @@ class WriteThread:
         if straight:
             return os.path.join(self._tiers.slow, f"{store.ATTEMPT}{attempt.name}")
         assert self._tiers.fast is not None
-        name = attempt.name._replace(node=self._places.node, nodes=self._places.nodes)
+        name = attempt.name._replace(node=self._world.node, nodes=self._world.nodes)
         return os.path.join(self._tiers.fast.folder, f"{store.ATTEMPT}{name}")
 
     def _open(self, attempt: Attempt, shape: Shape) -> tuple[str, bool]:
@@ -165,7 +166,7 @@ class WriteThread:
                     for other in shape.others:
                         store.make_folder(folder)
                         file = other.id, other.size
-                        carry_over(self._places.node, file, in_folder(before), folder, self._write_slow)
+                        carry_over(self._world.node, file, in_folder(before), folder, self._write_slow)
                     store.discard(before)
         if straight:
             self._board.put(attempts.STRAIGHT, attempt.number)
@@ -192,21 +193,21 @@ class WriteThread:
         return True
 
     def _file(self, folder: str) -> str:
-        return os.path.join(folder, manifest.part_name(self._places.node) + ".h5")
+        return os.path.join(folder, manifest.part_name(self._world.node) + ".h5")
 
     def _write(self, attempt: Attempt, folder: str, straight: bool, shape: Shape) -> None:
         file, board = attempt.file, self._board
         write = self._write_slow if straight else Writer.write
         with Writer(self._file(folder)) as writer:
-            rest = shape.rest if self._places.leads else []
+            rest = shape.rest if self._world.is_leader else []
             calls = [self._writers.call(writer.write, np.frombuffer(data, np.uint8), at) for at, data in rest]
             calls += [self._writers.call(self._put, attempt, writer, each, write) for each in file.puts]
             try:
-                pieces = file.pieces_text if self._places.leads else ""  # meanwhile
+                pieces = file.pieces_text if self._world.is_leader else ""  # meanwhile
             finally:
                 _all(calls)
             board.mine(attempts.WRITTEN, attempt.number)
-            if not self._places.leads:
+            if not self._world.is_leader:
                 return
             board.wait(attempts.WRITTEN, attempt.number, "the node's ranks to write their parts", True)
             writer.sync()
@@ -257,8 +258,8 @@ def _all(calls: list[Future[Any]]) -> None:
 class DrainThread:
     """Of the first rank of a node."""
 
-    def __init__(self, places: Places, tiers: Tiers, board: Board, threads: Workers) -> None:
-        self._places, self._tiers, self._board, self._line = places, tiers, board, threads.lane(1)
+    def __init__(self, world: AnyWorld, tiers: Tiers, board: Board, threads: Workers) -> None:
+        self._world, self._tiers, self._board, self._line = world, tiers, board, threads.lane(1)
         self._stopped = False
         self._moved = 0
         self._parents: dict[str, list[str]] = {}
@@ -283,23 +284,23 @@ class DrainThread:
         try:
             if attempt.error is None and not straight:
                 self._copy(attempt, folder)
-            if attempt.error is None and self._places.first:
+            if attempt.error is None and self._world.rank == 0:
                 self._commit(attempt, folder)
                 attempt.durable_at["slow"] = time.monotonic()
         except Exception as e:
             attempt.fail(store.failed(e, f"the checkpoint of step {attempt.manifest.step} was not drained", folder))
-        if attempt.error is not None and self._places.first:
+        if attempt.error is not None and self._world.rank == 0:
             self._failed.append(folder)
             store.discard(folder)
         elif attempt.error is not None:  # rank 0 is not to wait for this node
             with suppress(OSError):
                 store.make_folder(folder)
                 said = str(attempt.error).encode(errors="replace")
-                store.write_small(folder, f"failed-{self._places.node:05d}", said)
+                store.write_small(folder, f"failed-{self._world.node:05d}", said)
         if self._tiers.fast is not None:
             self._tiers.fast.end(attempt.name)
         attempt.committed.set()
-        if attempt.error is None and self._places.first:
+        if attempt.error is None and self._world.rank == 0:
             while self._failed:  # no node has anything left to do for those
                 store.discard(self._failed.pop())
             self._parents[attempt.name.id] = attempt.manifest.parents or []
@@ -310,15 +311,15 @@ class DrainThread:
     def _copy(self, attempt: Attempt, folder: str) -> None:
         """This node's file, checked on its way. Raises OSError, ParioError."""
         assert self._tiers.fast is not None
-        name = attempt.name._replace(node=self._places.node, nodes=self._places.nodes)
+        name = attempt.name._replace(node=self._world.node, nodes=self._world.nodes)
         source = os.path.join(self._tiers.fast.folder, str(name))
-        described = store.read_small(os.path.join(source, manifest.part_name(self._places.node) + ".json"))
+        described = store.read_small(os.path.join(source, manifest.part_name(self._world.node) + ".json"))
         part = manifest.read_part(described, source)
         store.make_folder(folder)
         for file in part.others:
             carry_over(part.node, file, in_folder(source), folder, self._write)
         copy_blocks(part, in_folder(source), folder, self._write)
-        store.write_small(folder, manifest.part_name(self._places.node) + ".json", described)
+        store.write_small(folder, manifest.part_name(self._world.node) + ".json", described)
 
     def _write(self, writer: Writer, data: np.ndarray, offset: int) -> None:
         write_limited(writer, data, offset, self._take, self.stopped)
@@ -330,7 +331,7 @@ class DrainThread:
 
     def _commit(self, attempt: Attempt, folder: str) -> None:
         """Wait for all nodes, then commit. Raises OSError, ParioError."""
-        sums = [attempt.described, *(self._await_node(folder, node) for node in range(1, self._places.nodes))]
+        sums = [attempt.described, *(self._await_node(folder, node) for node in range(1, self._world.nodes))]
         whole = replace(attempt.manifest, parts=sums)
         text = manifest.manifest_text(whole, attempt.file.arrays_text)
         store.write_small(folder, manifest.MANIFEST, text, False)

@@ -200,15 +200,15 @@ class Ring:
 
     # -- every rank ------------------------------------------------------------------------------------------------
 
-    def wait_group(self, group: int, check: Callable[[], None] | None = None, timeout: float | None = None) -> int:
+    def wait_group(self, group: int, check: Callable[[], None] | None = None) -> int:
         """Wait until `group` is published; returns the number of steps that are ready then.
 
         While it waits, it checks at least every `alive_seconds` for errors and dead neighbours, and calls `check`.
-        Raises PeerError, DeadRankError, what `check` raises, and TimeoutError after `timeout` seconds.
+        Raises PeerError, DeadRankError, and what `check` raises.
         """
         slot = group % self.slots
         if self._words[LINE * slot] != group + 1:
-            self._wait_ready(slot, group + 1, check, timeout)
+            self._wait_ready(slot, group + 1, check)
         futex.fence()
         return self._ready_steps[slot]
 
@@ -220,19 +220,13 @@ class Ring:
                 return k
         return self.slots
 
-    def _wait_ready(self, slot: int, wanted: int, check: Callable[[], None] | None, timeout: float | None) -> None:
+    def _wait_ready(self, slot: int, wanted: int, check: Callable[[], None] | None) -> None:
         words, at, address = self._words, LINE * slot, self._ready_address[slot]
-        end = None if timeout is None else time.monotonic() + timeout
         while (now := words[at]) != wanted:
             if now > wanted:
                 raise ParioError(f"group {wanted - 1} was overwritten by group {now - 1} before this rank took it")
             self._look(check)
-            left = self._alive_seconds
-            if end is not None:
-                left = min(left, end - time.monotonic())
-                if left <= 0:
-                    raise TimeoutError(f"group {wanted - 1} was not published within {timeout} s")
-            futex.wait(address, now, left)
+            futex.wait(address, now, self._alive_seconds)
 
     def finish(self, node_rank: int, done_steps: int) -> None:
         """This rank (`node_rank`) no longer needs records of steps below `done_steps`; wakes waiting reading ranks.

@@ -57,21 +57,6 @@ _LONGEST_NAME = 249
 _NO_NAME = b"pario"
 
 
-class Record(NamedTuple):
-    """Where the bytes of a file come from. Both raise OSError, ParioError."""
-
-    tree: Tree
-    node: Node
-
-    def send(self, fd: int) -> bool:
-        """Let the kernel write all of them to `fd`. False, and nothing is written: it cannot."""
-        return self.tree.send(self.node, fd)
-
-    def read_into(self, out: memoryview) -> None:
-        """out : as large as the file"""
-        self.tree.read_into(self.node, out)
-
-
 class Wanted(NamedTuple):
     """A file. name : the path that programs know it by; mode : permissions"""
 
@@ -120,15 +105,15 @@ class Held:
     def _tell_time(self) -> None:
         quick("futimens", self.fd, _TIMES.pack(*2 * divmod(self._mtime_ns, 10**9)))
 
-    def read(self, source: Record, scratch: bytearray) -> None:
-        """Raises what the source raises, OSError. scratch : memory that small files pass through."""
+    def read(self, tree: Tree, node: Node, scratch: bytearray) -> None:
+        """Raises OSError, ParioError. scratch : memory that small files pass through."""
         if self.size > len(scratch):
             os.posix_fallocate(self.fd, 0, self.size)  # an error here, instead of a signal when memory ends
             with mmap.mmap(self.fd, self.size) as mapped, memoryview(mapped) as view:
-                source.read_into(view)
+                tree.read_into(node, view)
         else:
             with memoryview(scratch)[: self.size] as view:
-                source.read_into(view)
+                tree.read_into(node, view)
                 # New pages of a mapping cost a fault each: writing them takes half the time.
                 if os.pwrite(self.fd, view, 0) != self.size:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -169,14 +154,14 @@ class HeldFiles:
             held.stand_for_it()
         return held
 
-    def open(self, wanted: Wanted, source: Record, flags: int) -> int:
+    def open(self, wanted: Wanted, tree: Tree, node: Node, flags: int) -> int:
         """A descriptor of the file with its contents, for reading, with an offset of its own. Raises what the source
         raises, OSError."""
         held = self._known(wanted.key)
         if held is None:
             held = self._new(wanted)
         if not held.filled:
-            self._fill(wanted.key, held, source)
+            self._fill(wanted.key, held, tree, node)
         return quick("openat", self._numbers, b"%d" % held.fd, os.O_RDONLY | os.O_CLOEXEC | flags & _KEPT_FLAGS)
 
     def _known(self, key: Hashable) -> Held | None:
@@ -196,7 +181,7 @@ class HeldFiles:
         self.nbytes += _OWN_BYTES
         return held
 
-    def _fill(self, key: Hashable, held: Held, source: Record) -> None:
+    def _fill(self, key: Hashable, held: Held, tree: Tree, node: Node) -> None:
         try:
             self._find_memory(held.size, key)
         except BaseException:
@@ -208,9 +193,9 @@ class HeldFiles:
                 # Who waits for the lock would take it, for the price of a copy of so few pages.
                 small = held.size <= _FEW_PAGES_BYTES
                 with contextlib.nullcontext() if small else self._crew.given_up(another=held.size > _LARGE_BYTES):
-                    sent = source.send(held.fd)
+                    sent = tree.send(node, held.fd)
                 if not sent:
-                    self._read(held, source)
+                    self._read(held, tree, node)
             held.seal()
             self.nbytes += held.size
             self._make_room(0, 0, keep=key)
@@ -221,12 +206,12 @@ class HeldFiles:
             held.busy = None
             busy.set()
 
-    def _read(self, held: Held, source: Record) -> None:
+    def _read(self, held: Held, tree: Tree, node: Node) -> None:
         scratch = self._scratches.pop() if self._scratches else bytearray(_SCRATCH_BYTES)
         try:
             # A storage may take its time, or hang. Small records lie in pages that were read to find them.
             with self._crew.given_up(another=held.size >= _SMALL_BYTES):
-                held.read(source, scratch)
+                held.read(tree, node, scratch)
         finally:
             self._scratches.append(scratch)
 

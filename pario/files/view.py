@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pario.files.crew import Crew
 from pario.files.entries import Entries
-from pario.files.held import Held, HeldFiles, Record, Wanted
+from pario.files.held import Held, HeldFiles, Wanted
 from pario.files.notify import Listener, Memory, failed
 from pario.files.outputs import Outputs
 from pario.files.spots import Escaped, Prefixes, Spot, decoded, encoded, has_dots
@@ -290,7 +290,7 @@ class View:
 
     def open(self, spot: Spot, node: Node, flags: int) -> int:
         """A descriptor of a file, with its contents. Raises OSError, ParioError."""
-        return self.held.open(self._wanted(spot, node), Record(self.roots[spot.root][1], node), flags)
+        return self.held.open(self._wanted(spot, node), self.roots[spot.root][1], node, flags)
 
     def _wanted(self, spot: Spot, node: Node) -> Wanted:
         key = (spot.root, spot.path if node.links == 1 else node.number)
