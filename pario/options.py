@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass, fields
 from typing import Literal, NamedTuple, get_args
 
 from pario.errors import OptionError
+from pario.text import read_size
 
 KiB = 1 << 10
 MiB = 1 << 20
@@ -65,9 +65,7 @@ KNOBS: dict[str, Turns] = {
 BLOCK_SLOTS = 3
 
 
-_UNITS = {"": 1, "B": 1, **{f"{p}B": 1000**k for k, p in enumerate("kMGT", 1)}}
-_UNITS |= {f"{p}iB": 1024**k for k, p in enumerate("KMGT", 1)} | {"KB": 1000}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kKMGT]?i?B?)")
+
 
 
 @dataclass(frozen=True)
@@ -100,13 +98,13 @@ class Tier:
             return None
         if isinstance(quota, int) and not isinstance(quota, bool) and quota > 0:
             return quota
-        found = _SIZE.fullmatch(quota.strip()) if isinstance(quota, str) else None
-        if found is None or found[2] not in _UNITS or not float(found[1]):
+        found = read_size(quota) if isinstance(quota, str) else None
+        if not found:
             raise OptionError(
                 f"the quota of tier {self.where!r} is no size: {quota!r}",
                 hint='Sizes are "64 GiB", "400GB", a number of bytes, or "auto".',
             )
-        return int(float(found[1]) * _UNITS[found[2]])
+        return int(found)
 
 
 def read_tiers(text: str) -> tuple[Tier, ...]:

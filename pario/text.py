@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 #: What a look at JSON raises whose writer is not known: a number that is infinite, an object where a list should be.
 DAMAGED = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError, MemoryError)
+
+
+_SIZE = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([kKMGT]?)(i?)B?(?:/s)?\s*")
+
+
+def read_size(text: str) -> float | None:
+    """ "150 MiB" -> 157286400.0; powers of 1000 without the i. None: it is no size."""
+    found = _SIZE.fullmatch(text)
+    if found is None:
+        return None
+    return float(found[1]) * (1024 if found[3] else 1000) ** " KMGT".index(found[2].upper() or " ")
 
 
 def read_json(text: str | bytes, hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:

@@ -18,7 +18,7 @@ from pario.checkpoint.finding import Finder
 from pario.checkpoint.flat import Alike, Flat, check_same, flatten, structure_of
 from pario.checkpoint.layout import Staging
 from pario.checkpoint.manifest import Manifest, pario_version
-from pario.checkpoint.partner import open_partner
+from pario.checkpoint.partner import Partner, open_partner
 from pario.checkpoint.restoring import restored
 from pario.checkpoint.store import Claim, newest, open_folders, run_of, sweep
 from pario.checkpoint.tree import Leaves
@@ -429,10 +429,7 @@ class Checkpointer:
 
     def _end(self, error: BaseException | None) -> None:
         self._closed = True
-        self._writer.close(_END_S)
-        self._drain.close(_END_S)
-        if self._partner is not None:
-            self._partner.close(_END_S)
+        _close_all(_END_S, self._writer, self._drain, self._partner)
         self._stack.close()
         # The memory that ranks share goes back now; a thread that has not ended has references of its own.
         del self._board, self._staging, self._writer, self._drain, self._partner
@@ -447,10 +444,7 @@ class Checkpointer:
         if not self._closed:
             self._closed = True
             _await_drained(self._attempts, _END_S)
-            self._writer.close(0)
-            self._drain.close(0)
-            if self._partner is not None:
-                self._partner.close(0)
+            _close_all(0, self._writer, self._drain, self._partner)
             self._claim.close()
 
     def __repr__(self) -> str:
@@ -470,6 +464,12 @@ class Checkpointer:
 
 #: Seconds that threads get to end after close, and what is under way when the script has failed.
 _END_S, _GRACE_S = 5.0, 10.0
+
+
+def _close_all(limit_s: float, *lines: WriteThread | DrainThread | Partner | None) -> None:
+    for line in lines:
+        if line is not None:
+            line.close(limit_s)
 
 
 def _await_drained(attempts: list[Attempt], limit_s: float) -> None:

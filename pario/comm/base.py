@@ -59,15 +59,15 @@ class AnyWorld:
 
     def barrier(self) -> None:
         """Wait for all ranks. Collective."""
-        self._check_open()
+        check_open(self)
 
     def node_barrier(self) -> None:
         """Wait for the ranks of this node. Collective over the node."""
-        self._check_open()
+        check_open(self)
 
     def bcast(self, obj: Any = None, root: int = 0) -> Any:
         """Any picklable object from rank `root`. Collective."""
-        self._check_open()
+        check_open(self)
         return obj
 
     def node_bcast(self, obj: Any = None, root: int = 0) -> Any:
@@ -76,27 +76,27 @@ class AnyWorld:
 
     def allgather(self, obj: Any) -> list[Any]:
         """One picklable object per rank, in rank order. Collective."""
-        self._check_open()
+        check_open(self)
         return [obj]
 
     def exscan(self, value: int) -> int:
         """Sum of the values of all lower ranks; 0 on rank 0. Collective."""
-        self._check_open()
+        check_open(self)
         return 0
 
     def allreduce_sum(self, value: int) -> int:
         """The sum of every rank's `value`. Collective."""
-        self._check_open()
+        check_open(self)
         return int(value)
 
     def allreduce_max(self, value: int) -> int:
         """The largest of every rank's `value`. Collective."""
-        self._check_open()
+        check_open(self)
         return int(value)
 
     def allreduce_min(self, value: int) -> int:
         """The smallest of every rank's `value`. Collective."""
-        self._check_open()
+        check_open(self)
         return int(value)
 
     def gather_array(self, a: np.ndarray, root: int = 0) -> np.ndarray | None:
@@ -104,7 +104,7 @@ class AnyWorld:
 
         Lengths may differ, the dtype may not. An error is raised on all ranks.
         """
-        self._check_open()
+        check_open(self)
         return array_of_one_dimension(a).copy()
 
     def share_array(self, a: np.ndarray | None) -> np.ndarray:
@@ -112,7 +112,7 @@ class AnyWorld:
 
         `a` is ignored on the other ranks. Any shape; any dtype without Python objects.
         """
-        self._check_open()
+        check_open(self)
         if a is None:
             raise OptionError("share_array needs the array on rank 0, got None")
         view = a.view()
@@ -171,9 +171,10 @@ class AnyWorld:
         """
         self._freed = True
 
-    def _check_open(self) -> None:
-        if self._freed:
-            raise ClosedError(f"this {type(self).__name__} was freed")
+
+def check_open(world: AnyWorld) -> None:
+    if world._freed:
+        raise ClosedError(f"this {type(world).__name__} was freed")
 
 
 @contextmanager

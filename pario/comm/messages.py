@@ -127,11 +127,8 @@ class Messages:
             into = (whole, lengths.tolist(), (ends - lengths).tolist(), self.mpi.BYTE)
             self.wait(self.comm.Iallgatherv([mine, self.mpi.BYTE], into))
         else:
-            for rank, (end, length) in enumerate(zip(ends.tolist(), lengths.tolist(), strict=True)):
-                part = whole[end - length : end]
-                if rank == self.rank:
-                    part[:] = mine
-                self.bcast_bytes(part, rank)
+            self.gather_bytes(mine, lengths, 0, whole if self.rank == 0 else None)
+            self.bcast_bytes(whole)
         return [pickle.loads(whole[e - n : e]) for e, n in zip(ends.tolist(), lengths.tolist(), strict=True)]
 
     def allgather_int(self, value: int) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pario.comm.agree import Alarm
-from pario.comm.base import AnyWorld
+from pario.comm.base import AnyWorld, check_open
 from pario.comm.memory import private_bytes
 
 
@@ -20,5 +20,5 @@ class Solo(AnyWorld):
 
     def shared_bytes(self, nbytes: int) -> np.ndarray:
         """Private to this process."""
-        self._check_open()
+        check_open(self)
         return private_bytes(nbytes)

@@ -33,24 +33,16 @@ class Turns:
         self._sending: list[tuple[Any, np.ndarray]] = []
         self._left = False
 
-    def wait(self, j: int) -> None:
-        """Return when the rank before has passed round j on. Raises PeerError, DeadRankError."""
-        self._hear(j)
-
-    def pass_on(self, j: int) -> None:
-        """Let the next rank start round j. Does not wait."""
-        self._tell(j)
-
     def leave(self) -> None:
         """This rank takes no more turns until `settle`. Idempotent; does not wait."""
         if not self._left:
             self._left = True
-            self._tell(_LEFT)
+            self.pass_on(_LEFT)
 
     def settle(self) -> None:
         """Receive messages that are in transit to this rank. All ranks must have called `leave`; then rounds start
         again."""
-        self._hear(_LEFT)
+        self.wait(_LEFT)
         self._heard = -1
         for request, _ in self._sending:
             self._world.wait(request)
@@ -58,17 +50,19 @@ class Turns:
         self._left = False
         self._world.settled = True
 
-    def _hear(self, number: int) -> None:
+    def wait(self, j: int) -> None:
+        """Return when the rank before has passed round j on. Raises PeerError, DeadRankError."""
         world = self._world
         word = np.empty(1, np.int64)
-        while self._before is not None and self._heard < number:
+        while self._before is not None and self._heard < j:
             world.wait(world.comm.Irecv(word, source=self._before, tag=TAG))
             self._heard = int(word[0])
 
-    def _tell(self, number: int) -> None:
+    def pass_on(self, j: int) -> None:
+        """Let the next rank start round j. Does not wait."""
         if self._after is None:
             return
         self._sending = [(request, word) for request, word in self._sending if not request.Test()]
         self._world.settled = False
-        word = np.array([number], np.int64)
+        word = np.array([j], np.int64)
         self._sending.append((self._world.comm.Isend(word, dest=self._after, tag=TAG), word))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 
 import click
 
 from pario.commands.screen import screen
 from pario.errors import OptionError
-from pario.options import Tier
+from pario.text import read_size
 
 
 @click.command()
@@ -86,7 +85,10 @@ def view(words: tuple[str, ...], extensions: bool, held: str, output: str | None
 
     shown, command = _divided(words)
     roots = [(folder, partial(Tree, {"": path}, extensions=extensions)) for path, folder in shown]
-    limits = Limits(held_bytes=_size(held))
+    held_bytes = read_size(held)
+    if not held_bytes:
+        raise OptionError(f"--held {held!r} is not a size", hint='Write "1GiB", for example.')
+    limits = Limits(held_bytes=int(held_bytes))
     if local and not output:
         raise OptionError("--local says where outputs stay, and there are none", hint="Name their folder: --output DIR")
     join_service()
@@ -108,11 +110,3 @@ def _divided(words: Sequence[str]) -> tuple[list[tuple[str, str]], Sequence[str]
     if len(shown) == len(words):
         raise OptionError("there is no program to run", hint=f"Write: {usage}")
     return shown, words[len(shown) :]
-
-
-def _size(held: str) -> int:
-    with suppress(OptionError):  # which speaks of tiers
-        found = Tier("memory", held).quota_bytes
-        if found is not None:
-            return found
-    raise OptionError(f"--held {held!r} is not a size", hint='Write "1GiB", for example.')

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 import pario
+from pario.demo.train_digits import communicator
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
@@ -53,15 +54,6 @@ class Model:
 
     def step(self, summed: np.ndarray, rate: float) -> None:
         self.weights -= rate / max(1.0, summed[0]) * summed[2:].reshape(self.weights.shape)
-
-
-def communicator() -> Any:
-    """All ranks that mpiexec or srun started, or None where there is no MPI library."""
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError):
-        return None
-    return MPI.COMM_WORLD
 
 
 def train(args: argparse.Namespace, asked: list[float]) -> None:

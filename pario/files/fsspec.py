@@ -101,7 +101,7 @@ class RecordFileSystem(AbstractFileSystem):  # type: ignore[misc]
         for known in list(self._trees):
             if path == known or path.startswith(known + "/"):
                 return self._opened(known), path[len(known) + 1 :]
-        for end in [*_slashes(path), len(path)]:
+        for end in (*(at for at, each in enumerate(path) if at and each == "/"), len(path)):
             above = path[:end]
             mode = os.stat(above).st_mode  # raises FileNotFoundError
             if stat.S_ISREG(mode) or os.path.isfile(os.path.join(above, _DATA)):
@@ -291,13 +291,6 @@ def _info(path: str, tree: Tree, node: Node) -> dict[str, Any]:
     if node.kind == FILE:
         info["key"] = tree.key(node)
     return {**info, "type": {FILE: "file", FOLDER: "directory"}.get(node.kind, "other")}
-
-
-def _slashes(path: str) -> Iterator[int]:
-    at = path.find("/", 1)
-    while at >= 0:
-        yield at
-        at = path.find("/", at + 1)
 
 
 def _read_only(path: Any) -> OSError:

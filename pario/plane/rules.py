@@ -6,7 +6,6 @@ Secrets stand in files of their own, one per user, that nobody else can read.
 from __future__ import annotations
 
 import os
-import re
 import stat
 import sys
 from collections.abc import Callable, Mapping
@@ -18,6 +17,7 @@ from typing import Any
 from pario.errors import OptionError
 from pario.machine import closing_fd
 from pario.plane.bucket import Rates
+from pario.text import read_size
 
 Reader = Callable[[Any, str], Any]
 
@@ -25,7 +25,6 @@ Reader = Callable[[Any, str], Any]
 _LEAST_SECRET, _MOST_SECRET = 16, 4096
 _MOST_RULES_BYTES = 4 << 20
 _RATES = "bytes_per_s", "operations_per_s"
-_SIZE = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([kKMGT]?)(i?)B?(?:/s)?\s*")
 
 
 @dataclass(frozen=True)
@@ -197,9 +196,8 @@ def read_rate(value: Any, where: str) -> float | None:
     if value is None:
         return None
     found: float | None = None
-    if isinstance(value, str) and (match := _SIZE.fullmatch(value)) is not None:
-        power = " KMGT".index(match[2].upper() or " ")
-        found = float(match[1]) * (1024 if match[3] else 1000) ** power
+    if isinstance(value, str):
+        found = read_size(value)
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
         found = float(value)
     if found is None or not 0 < found <= 1e18:
