@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 #: What a look at JSON raises whose writer is not known: a number that is infinite, an object where a list should be.
@@ -71,3 +71,18 @@ def table(rows: Sequence[Sequence[str]], *, left: int = 1, words: bool = False) 
         ]
         lines.append(f"  {'  '.join(cells)}".rstrip())
     return "\n".join(lines)
+
+
+def metric(kind: str, name: str, what: str, values: Iterable[tuple[Mapping[str, str], float | None]]) -> list[str]:
+    """The lines of one metric, as Prometheus reads them.
+
+    kind : "gauge" or "counter"; what : a sentence about it; values : labels, and the value with these; None: no limit
+    """
+    lines = [f"# HELP {name} {what}", f"# TYPE {name} {kind}"]
+    for labels, value in values:
+        words = ",".join(f'{label}="{text.translate(_ESCAPES)}"' for label, text in labels.items())
+        lines.append(f"{name}{{{words}}} {'+Inf' if value is None else float(value)}")
+    return lines
+
+
+_ESCAPES = str.maketrans({"\\": r"\\", '"': r'\"', "\n": r"\n"})

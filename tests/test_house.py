@@ -79,7 +79,6 @@ KNOWN_TO = {
     "lightning": ("adapters/",),
     "pytorch_lightning": ("adapters/",),
     "accelerate": ("adapters/",),
-    "prometheus_client": ("stats/prometheus.py",),
     # Benchmarks and tests know the package, never the other way.
     "benchmarks": (),
     "tests": (),

@@ -62,7 +62,6 @@ def test_batches_decoded_ahead_are_the_same(dataset, said) -> None:
 
 
 def test_they_are_in_the_report_the_metrics_and_the_log(caffe_datum, tmp_path, caplog, said) -> None:
-    pytest.importorskip("prometheus_client")
     options = pario.Options(metrics_file=str(tmp_path / "x.prom"), decode_threads=2, **SMALL)
     with (
         caplog.at_level(logging.DEBUG, "pario"),

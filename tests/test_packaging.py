@@ -50,7 +50,6 @@ IN_CONDA = {
     "matplotlib": "matplotlib-base",
     "msgpack": "msgpack-python",
     "opencv-python-headless": "opencv",
-    "prometheus-client": "prometheus_client",
     "xxhash": "python-xxhash",
 }
 #: not packaged there

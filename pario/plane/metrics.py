@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from pario.text import metric
+
 #: key of a job's state -> (its word in a metric's name, what it is)
 _PER_JOB = {
     "used": ("store", "that a job asked of the store, as it reported last"),
@@ -22,32 +24,19 @@ _PLANE = {
 def metrics_text(state: dict[str, Any]) -> str:
     """state : of `Plane.state`. No limit is +Inf."""
     lines: list[str] = []
+    jobs = [({label: str(job[key]) for label, key in _LABELS.items()}, job) for job in state["jobs"]]
 
-    def gauge(name: str, what: str, values: list[tuple[str, float | None]]) -> None:
-        lines.extend([f"# HELP pario_control_{name} {what}", f"# TYPE pario_control_{name} gauge"])
-        lines.extend(f"pario_control_{name}{labels} {_number(value)}" for labels, value in values)
+    def gauge(name: str, what: str, values: list[tuple[dict[str, str], float | None]]) -> None:
+        lines.extend(metric("gauge", f"pario_control_{name}", what, values))
 
     for key, (name, what) in _PLANE.items():
-        gauge(name, what, [("", state[key])])
+        gauge(name, what, [({}, state[key])])
     capacity = zip(("bytes", "operations"), state["capacity"], strict=True)
     for unit, value in capacity:
-        gauge(f"capacity_{unit}_per_second", f"{unit.capitalize()} per second that the jobs share.", [("", value)])
+        gauge(f"capacity_{unit}_per_second", f"{unit.capitalize()} per second that the jobs share.", [({}, value)])
     for key, (word, what) in _PER_JOB.items():
         for which, unit in enumerate(("bytes", "operations")):
-            values = [(_labels(job), job[key][which]) for job in state["jobs"]]
+            values = [(labels, job[key][which]) for labels, job in jobs]
             gauge(f"{word}_{unit}_per_second", f"{unit.capitalize()} per second {what}.", values)
-    gauge("job_processes", "Processes of a job.", [(_labels(job), job["members"]) for job in state["jobs"]])
+    gauge("job_processes", "Processes of a job.", [(labels, job["members"]) for labels, job in jobs])
     return "\n".join(lines) + "\n"
-
-
-def _labels(of: dict[str, Any]) -> str:
-    words = ",".join(f'{label}="{_escaped(str(of[key]))}"' for label, key in _LABELS.items())
-    return f"{{{words}}}"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-
-
-def _number(value: float | None) -> str:
-    return "+Inf" if value is None else f"{value:.9g}"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from pario.errors import OptionError, how_to_install
+from pario.machine import replacing
 from pario.stats.rank import RankStats
 from pario.stats.report import Report
+from pario.text import metric
 
 #: field of RankStats -> (name without "pario_" and "_total", help); counters, labelled by rank
 _COUNTERS = {
@@ -39,44 +38,22 @@ _READERS_ONLY = {"bytes_read", "reads", "read", "turn", "in_flight", "depth"}
 
 
 def write_metrics(report: Report, path: str, job_id: str) -> None:
-    """Replace the file atomically: a reader sees the old or the new content. Raises OSError; OptionError without
-    prometheus_client.
+    """Replace the file atomically: a reader sees the old or the new content. Raises OSError.
 
     job_id : tells the series of several jobs on one dataset apart, as the file's name does for the loaders of a job"""
-    try:
-        from prometheus_client import CollectorRegistry, write_to_textfile
-    except ImportError as e:
-        raise OptionError("Options(metrics_file=...) needs prometheus_client", hint=how_to_install("metrics")) from e
-    registry = CollectorRegistry()
-    registry.register(_Collector(report, job_id, Path(path).stem))
-    write_to_textfile(path, registry)
+    names = {"job_id": job_id, "loader": Path(path).stem, "dataset": report.path}
 
+    def of(rank: RankStats) -> dict[str, str]:
+        return {**names, "node": str(rank.node), "rank": str(rank.rank)}
 
-class _Collector:
-    def __init__(self, report: Report, *names: str) -> None:
-        self._report, self._names = report, names
-
-    def collect(self) -> Iterator[Any]:
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-        report = self._report
-        labels = ("job_id", "loader", "dataset", "node", "rank")
-
-        def labelled(rank: RankStats) -> tuple[str, ...]:
-            return *self._names, report.path, str(rank.node), str(rank.rank)
-
-        for field, (name, what) in (_COUNTERS | _GAUGES).items():
-            kind = GaugeMetricFamily if field in _GAUGES else CounterMetricFamily
-            family = kind(f"pario_{name}", what, labels=labels)
-            for rank in report.ranks:
-                if rank.reader or field not in _READERS_ONLY:
-                    family.add_metric(labelled(rank), getattr(rank, field))
-            yield family
-        knob = GaugeMetricFamily("pario_knob", "A value that may change, now.", labels=(*labels, "name"))
-        for rank in report.ranks:
-            for name, each in rank.knobs.items():
-                knob.add_metric((*labelled(rank), name), each["value"])
-        what = "Busy time of the slowest rank, as a multiple of the median rank's."
-        skew = GaugeMetricFamily("pario_rank_skew_ratio", what, labels=labels[:3])
-        skew.add_metric((*self._names, report.path), report.skew[1])
-        yield from (knob, skew)
+    lines: list[str] = []
+    for field, (name, what) in (_COUNTERS | _GAUGES).items():
+        kind, end = ("gauge", "") if field in _GAUGES else ("counter", "_total")
+        ranks = [rank for rank in report.ranks if rank.reader or field not in _READERS_ONLY]
+        lines += metric(kind, f"pario_{name}{end}", what, [(of(rank), getattr(rank, field)) for rank in ranks])
+    knobs = [({**of(rank), "name": name}, each["value"]) for rank in report.ranks for name, each in rank.knobs.items()]
+    lines += metric("gauge", "pario_knob", "A value that may change, now.", knobs)
+    what = "Busy time of the slowest rank, as a multiple of the median rank's."
+    lines += metric("gauge", "pario_rank_skew_ratio", what, [(names, report.skew[1])])
+    with replacing(path) as file:
+        file.write("\n".join([*lines, ""]).encode())

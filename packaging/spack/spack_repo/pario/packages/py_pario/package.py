@@ -30,7 +30,6 @@ class PyPario(PythonPackage):
     variant("msgpack", default=False, description="The decoder of MessagePack")
     variant("zstd", default=False, description="Zstandard: values, and packed databases")
     variant("codecs", default=False, description="All codecs of packed databases")
-    variant("metrics", default=False, description="Counters as a text file for Prometheus")
     variant("fsspec", default=False, description="pario:// for everything that opens files by fsspec")
     variant("demo", default=False, description="python -m pario demo")
     variant("figures", default=False, description="The figures of benchmarks/, in a clone")
@@ -64,8 +63,6 @@ class PyPario(PythonPackage):
         depends_on("py-lz4@4.3:", type=("build", "run"))
         depends_on("py-brotli@1.1:", type=("build", "run"))
         depends_on("py-blosc2@2.5:", type=("build", "run"))
-    with when("+metrics"):
-        depends_on("py-prometheus-client@0.16:", type=("build", "run"))
     with when("+fsspec"):
         depends_on("py-fsspec@2024.2:", type=("build", "run"))
     with when("+demo"):
