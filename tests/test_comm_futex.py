@@ -22,8 +22,8 @@ WAYS = ["futex", "sleeping"]
 def way(request, monkeypatch) -> str:
     """The futex, and what replaces it on other systems."""
     if request.param == "sleeping":
-        monkeypatch.setattr(futex, "_wait", futex._wait_sleeping)
-        monkeypatch.setattr(futex, "_wake", futex._wake_nobody)
+        monkeypatch.setattr(futex, "wait", futex._wait_sleeping)
+        monkeypatch.setattr(futex, "wake_all", futex._wake_nobody)
     elif futex._NR is None:
         pytest.skip("no futex on this system")
     return request.param

@@ -100,20 +100,6 @@ def _wake_nobody(address: int) -> int:
     return 0
 
 
-def wait(address: int, expected: int, timeout_s: float) -> bool:
-    """Sleep while the int32 at `address` is `expected`.
-
-    True: woken, or the value differs, or a signal came, or spuriously: test the word again.
-    False: `timeout_s` seconds have passed.
-    """
-    return _wait(address, expected, timeout_s)
-
-
-def wake_all(address: int) -> int:
-    """Wake all threads and processes that sleep on the int32 at `address`; returns their number (0 if unknown)."""
-    return _wake(address)
-
-
 def _no_fence() -> None:
     """Nothing to do on this processor."""
 
@@ -126,7 +112,10 @@ def _numba_fence() -> None:
     full_fence()
 
 
-_wait = _wait_sleeping if _NR is None else _wait_futex
-_wake = _wake_nobody if _NR is None else _wake_futex
+#: Sleep while the int32 at this address has this value, for at most so many seconds. True: woken, or the value differs,
+#: or a signal came, or spuriously: test the word again. False: the seconds have passed.
+wait: Callable[[int, int, float], bool] = _wait_sleeping if _NR is None else _wait_futex
+#: Wake all threads and processes that sleep on the int32 at this address; returns their number, 0 if it is unknown.
+wake_all: Callable[[int], int] = _wake_nobody if _NR is None else _wake_futex
 #: Orders earlier reads and writes before later ones (see above).
 fence: Callable[[], None] = _no_fence if platform.machine() in _ORDERED else _numba_fence

@@ -15,6 +15,7 @@ from pario.comm.base import AnyWorld, together
 from pario.comm.solo import Solo
 from pario.comm.world import get_world
 from pario.commands.screen import printable, screen
+from pario.commands.verify_pages import runs_of
 from pario.dataset.packed import packing_of
 from pario.errors import DatabaseError, EmptyError, LauncherError, ParioError, ReadError
 from pario.fetch.pool import ReadPool
@@ -272,15 +273,10 @@ def selected(text: str | None) -> Any:
 
 def pieces(nbytes: np.ndarray, what: str) -> Iterator[slice]:
     """Neighbours that are read at once, with a progress bar. nbytes : i64[k], that each of all takes"""
-    ends = np.cumsum(nbytes)
-    bar = screen.bar(int(ends[-1]) if len(ends) else 0, what, "B")
-    at = 0
-    while at < len(ends):
-        done = int(ends[at - 1]) if at else 0
-        stop = max(at + 1, int(np.searchsorted(ends, done + CHUNK, side="right")))
-        yield slice(at, stop)
-        bar.update(int(ends[stop - 1]) - bar.n)
-        at = stop
+    bar = screen.bar(int(nbytes.sum()), what, "B")
+    for part in runs_of(nbytes, CHUNK):
+        yield part
+        bar.update(int(nbytes[part].sum()))
     screen.end_bar()
 
 

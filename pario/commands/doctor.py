@@ -455,10 +455,6 @@ def _difference(node: dict[str, Any], first: dict[str, Any], wants: dict[str, in
 
 def _ranges(numbers: list[int]) -> str:
     """[0, 1, 2, 5] -> "0-2, 5"."""
-    parts: list[list[int]] = []
-    for n in numbers:
-        if parts and parts[-1][-1] == n - 1:
-            parts[-1].append(n)
-        else:
-            parts.append([n])
+    runs = groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
+    parts = [[n for _, n in run] for _, run in runs]
     return ", ".join(f"{p[0]}-{p[-1]}" if len(p) > 1 else str(p[0]) for p in parts)

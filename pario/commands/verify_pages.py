@@ -6,6 +6,7 @@ Every rank keeps one bit per page of the file for what it has seen itself; rank 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +26,16 @@ NAMED = 4
 PIECE = 1 << 20
 #: Bytes of bits that rank 0 receives at once, from all ranks together.
 GATHERED = 16 << 20
+
+
+def runs_of(sizes: np.ndarray, most: int) -> Iterator[slice]:
+    """Neighbours that have `most` together, or one of them alone that has more. sizes : i64[k]"""
+    ends, at = np.cumsum(sizes), 0
+    while at < len(ends):
+        done = int(ends[at - 1]) if at else 0
+        stop = max(at + 1, int(np.searchsorted(ends, done + most, side="right")))
+        yield slice(at, stop)
+        at = stop
 
 
 class PageSet:
@@ -126,15 +137,10 @@ class PageUse:
 
     def mark_runs(self, pages: np.ndarray, counts: np.ndarray) -> None:
         """Mark `counts[i]` pages from `pages[i]` on, for all i."""
-        ends = np.cumsum(counts)
-        at = 0
-        while at < len(pages):
-            done = int(ends[at - 1]) if at else 0
-            stop = max(at + 1, int(np.searchsorted(ends, done + PIECE, side="right")))
-            first, many = pages[at:stop], counts[at:stop]
+        for part in runs_of(counts, PIECE):
+            first, many = pages[part], counts[part]
             starts = np.repeat(first - (np.cumsum(many) - many), many)
             self.mark(starts + np.arange(int(many.sum())))
-            at = stop
 
     def claim(self, claim: Claim) -> None:
         """Keep who uses these pages, for the message in case somebody else does, too."""

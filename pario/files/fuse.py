@@ -156,7 +156,6 @@ class _Operations:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         return node.target.decode("utf-8", "surrogateescape")
 
-    @_told
     def open(self, path: str, flags: int) -> int:
         raise OSError(errno.ENOSYS, "files need no opening")
 
@@ -181,13 +180,9 @@ class _Operations:
                 self._unpacked.popitem(last=False)
         return data
 
-    @_told
     def readdir_with_offset(self, path: str, offset: int, fh: int) -> Iterator[tuple[str, dict[str, int], int]]:
-        return self._names(path, offset)
-
-    def _names(self, path: str, offset: int) -> Iterator[tuple[str, dict[str, int], int]]:
         """(name, mode and number, offset of the following one). Where the kernel has enough, it goes on later."""
-        folder = self._tree.find(path)
+        folder = self._tree.find(path[1:])
         start = self._following.get((path, offset))
         if start is None:
             here = {"st_mode": stat.S_IFDIR, "st_ino": folder.number}
@@ -203,7 +198,6 @@ class _Operations:
                             self._following.popitem(last=False)
                     raise
 
-    @_told
     def statfs(self, path: str) -> dict[str, int]:
         return {"f_bsize": 4096, "f_frsize": 4096, "f_namemax": 255}
 
