@@ -137,6 +137,6 @@ def test_listings_side_by_side_and_errors() -> None:
 
     made = Entries(sometimes)
     with pytest.raises(OSError, match="storage"):
-        made.answer(FOLDER, 0, 500)
+        made.answer(FOLDER, 0, 32 << 10)
     broken = False
     assert listed(made, 0, 500) == names.expected(0)
