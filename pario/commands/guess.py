@@ -63,60 +63,44 @@ def kind_of(what: str) -> str:
     return "bytes of no known kind" if kind.startswith("bytes ") else re.sub(r" +\(.*", "", kind)
 
 
-def guess(value: bytes, nbytes: int) -> str:
-    """A guess at the format of these bytes, in a few words. Executes nothing: it never loads a pickle.
+def guess(value: bytes, nbytes: int) -> tuple[str, str]:
+    """(the format of these bytes, in a few words; the decoder to try, as one writes it: "pario.decode.Json()", "" if
+    nothing suggests one). Executes nothing: it never loads a pickle.
 
     value : the first bytes of the record; nbytes : its length
     """
     if not value:
-        return "empty"
+        return "empty", ""
     whole = len(value) == nbytes
     if whole and value[0] >> 3 <= 7 and (datum := _datum(value)):
-        return datum
+        return datum, f"pario.decode.{find('datum').cls}()"
     if whole and value[0] == 0x0A and (tensors := outline(value)):
-        return f"Caffe2 TensorProtos: {', '.join(tensors)}"
-    said = describe(np.frombuffer(value, np.uint8))[0]
+        return f"Caffe2 TensorProtos: {', '.join(tensors)}", f"pario.decode.{find('tensor_protos').cls}()"
+    said, advice = describe(np.frombuffer(value, np.uint8))
+    call = advice.removeprefix("Use ") if advice.startswith("Use pario.decode.") and advice.endswith("()") else ""
     if value[:1] == b"\x80" and len(value) > 1 and 2 <= value[1] <= 5:
         names = list(dict.fromkeys(_pickled(value)))
-        return f"a pickle, protocol {value[1]}{' of ' if names else ''}{', '.join(names[:3])}"
+        trust = "allow=[]" if PLAIN.issuperset(names) else "allow_pickle=True"
+        words = f"a pickle, protocol {value[1]}{' of ' if names else ''}{', '.join(names[:3])}"
+        return words, f"pario.decode.Pickle({trust})"
     if "perhaps JSON" in said and whole:
         try:
             read_json(value)
-            return f"JSON: {printable(value)}"
+            return f"JSON: {printable(value)}", call
         except ValueError:
             pass
     if ", " in said:
-        kind = said.split(", ", 1)[1]
-        inside = _inside(value)
-        return f"{kind} of {guess(inside, len(inside))}" if inside else kind
+        kind, inside = said.split(", ", 1)[1], _inside(value)
+        words, inner = guess(inside, len(inside)) if inside else ("", "")
+        call = f"pario.decode.{find(kind[:4]).cls}({inner})" if kind.startswith(("zlib", "gzip")) else call
+        return f"{kind} of {words}" if inside else kind, call
     try:
         text = value.decode()
         if all(c.isprintable() or c in "\t\r\n" for c in text):
-            return f"text: {printable(text.replace(chr(10), ' ').encode())}"
+            return f"text: {printable(text.replace(chr(10), ' ').encode())}", f"pario.decode.{find('text').cls}()"
     except UnicodeDecodeError:
         pass
-    return f"bytes {value[:8].hex(' ')}{' ...' if nbytes > 8 else ''}"
-
-
-def suggest(value: bytes, nbytes: int) -> str:
-    """The decoder to try, as one writes it: "pario.decode.Json()"; "" if nothing suggests one.
-
-    value : the first bytes of the record; nbytes : its length
-    """
-    said = guess(value, nbytes)
-    for begin, name in (("Caffe Datum", "datum"), ("Caffe2 TensorProtos", "tensor_protos"), ("text:", "text")):
-        if said.startswith(begin):
-            return f"pario.decode.{find(name).cls}()"
-    if said.startswith("a pickle"):
-        plain = set(_pickled(value)) <= PLAIN
-        return f"pario.decode.Pickle({'allow=[]' if plain else 'allow_pickle=True'})"
-    if said.startswith(("zlib", "gzip")):
-        inside = _inside(value)
-        inner = suggest(inside, len(inside)) if inside else ""
-        return f"pario.decode.{find(said[:4]).cls}({inner})"
-    _, advice = describe(np.frombuffer(value[:16], np.uint8))
-    call = advice.removeprefix("Use ")
-    return call if call.endswith("()") and call.startswith("pario.decode.") else ""
+    return f"bytes {value[:8].hex(' ')}{' ...' if nbytes > 8 else ''}", call
 
 
 def _inside(value: bytes) -> bytes:
@@ -333,7 +317,7 @@ def lines_to_paste(path: str, fetcher: Fetcher, index: Index, db: str | None) ->
     ids = chosen.ids(np.unique(np.linspace(0, chosen.n - 1, min(chosen.n, _SAMPLE)).astype(np.int64)))
     prefixes = [_prefix(key) for key in index.keys(ids)]
     told = _told(fetcher, index, ids)
-    groups: dict[bytes | None, list[tuple[str, bytes, int]]] = {}
+    groups: dict[bytes | None, list[tuple[str, str, bytes]]] = {}
     for known, one in zip(prefixes, told, strict=True):
         groups.setdefault(known, []).append(one)
     # One line, unless other keys mean other kinds of records.
@@ -368,18 +352,19 @@ def _line_of_fields(path: str, fetcher: Fetcher, index: Index, db: str | None, f
     return f"loader = pario.Loader({', '.join(words)})  # {'; '.join(kinds)}"
 
 
-def _told(fetcher: Fetcher, index: Index, ids: np.ndarray) -> list[tuple[str, bytes, int]]:
-    """(kind, first bytes, length) of these records."""
+def _told(fetcher: Fetcher, index: Index, ids: np.ndarray) -> list[tuple[str, str, bytes]]:
+    """(kind, decoder to try, first bytes) of these records."""
     told = []
     offsets, nbytes = index.extents_of(ids)
     packing = None if index.entries[0] is None else packing_of(index.entries[0], index.n, index.path)
     for offset, size in zip(offsets.tolist(), nbytes.tolist(), strict=True):
         if packing is not None:
             value = packing.unpack_one(fetcher.pread(offset, size))
-            told.append((kind_of(guess(value, len(value))), value, len(value)))
-            continue
-        value = fetcher.pread(offset, min(size, MOST)) if size else b""
-        told.append((kind_of(guess(value, size)), value, size))
+            size = len(value)
+        else:
+            value = fetcher.pread(offset, min(size, MOST)) if size else b""
+        words, call = guess(value, size)
+        told.append((kind_of(words), call, value))
     return told
 
 
@@ -393,16 +378,16 @@ def _prefix(key: bytes) -> bytes:
     return found[0] if found else b""
 
 
-def _decoder(told: list[tuple[str, bytes, int]]) -> str:
+def _decoder(told: list[tuple[str, str, bytes]]) -> str:
     """told : of records, as of `_told`"""
-    calls = {suggest(value, nbytes) for _, value, nbytes in told}
+    calls = {call for _, call, _ in told}
     if calls == {"pario.decode.Image()"}:
-        sizes = {_picture_size(value) for _, value, _ in told} - {None}
+        sizes = {_picture_size(value) for *_, value in told} - {None}
         return f"pario.decode.Image({224 if len(sizes) > 1 else ''})"
     kinds = {kind for kind, *_ in told}
     if kinds == {"bytes of no known kind"}:
         return "pario.decode.Raw()"
-    return (suggest(*told[0][1:]) if len(kinds) == 1 else "") or "your_function"
+    return (told[0][1] if len(kinds) == 1 else "") or "your_function"
 
 
 def _picture_size(value: bytes) -> tuple[int, ...] | None:

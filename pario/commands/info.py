@@ -11,7 +11,7 @@ import numpy as np
 from pario.comm.base import together
 from pario.commands.dataset import Dataset, Item, is_tar, key_text, name_of, selected
 from pario.commands.decoder import decoded, find_decoder
-from pario.commands.guess import MOST, guess, kind_of, lines_to_paste, suggest
+from pario.commands.guess import MOST, guess, kind_of, lines_to_paste
 from pario.commands.screen import decimal_bytes, screen, table
 from pario.dataset.reader import Reader
 from pario.dataset.select import as_wanted, choose
@@ -116,15 +116,15 @@ def _info_of_tars(path: str, db: str | None, decoder: Decoder | None) -> int:
 def _look(tree: Tree, items: list[Item], decoder: Decoder | None, *, advise: bool) -> None:
     """What the first record, one from the middle and the last one seem to be, or what the decoder makes of them."""
     said = [guess(item.value, item.nbytes) for item in items]
-    shown = said if decoder is None else decoded(decoder, items)
+    shown = [words for words, _ in said] if decoder is None else decoded(decoder, items)
     screen.say("\nRecords from the beginning, the middle and the end:")
     screen.tell(sample=_facts(tree, items, shown))
     keys = [key_text(tree, item.key)[:40] for item in items]
     width = max(12, *map(len, keys))
     for key, what in zip(keys, shown, strict=True):
         screen.say(f"  {key:<{width}}  {what}")
-    if advise or len(set(map(kind_of, said))) > 1:
-        screen.say(_advice(items, said))
+    if advise or len({kind_of(words) for words, _ in said}) > 1:
+        screen.say(_advice(said))
 
 
 def _databases(dataset: Dataset, db: str | None) -> list[tuple[str, Tree]]:
@@ -284,7 +284,7 @@ def head(path: str, count: int, db: str | None, decoder: str | None, select: str
         tree, items = dataset.together(work, "reading the first records")
         dataset.close()
     said = [guess(item.value, item.nbytes) for item in items]
-    shown = said if chosen is None else decoded(chosen, items)
+    shown = [words for words, _ in said] if chosen is None else decoded(chosen, items)
     rows = [("id", "key", "bytes", "the value" if chosen is None else f"decoded by {chosen!r}")]
     for item, what in zip(items, shown, strict=True):
         number = f"{'~' if item.about else ''}{item.id}"
@@ -292,7 +292,7 @@ def head(path: str, count: int, db: str | None, decoder: str | None, select: str
     screen.tell(records=_facts(tree, items, shown))
     screen.say(table(rows, left=2, words=True))
     if chosen is None:
-        screen.say(_advice(items, said))
+        screen.say(_advice(said))
     return 0
 
 
@@ -303,12 +303,12 @@ def _facts(tree: Tree, items: list[Item], shown: list[str]) -> list[dict[str, An
     ]
 
 
-def _advice(items: list[Item], said: list[str]) -> str:
+def _advice(said: list[tuple[str, str]]) -> str:
     """What these records have in common, and the decoder to try. said : the guess at each"""
-    kinds = list(dict.fromkeys(kind_of(what) for what in said))
+    kinds = list(dict.fromkeys(kind_of(words) for words, _ in said))
     if len(kinds) > 1:
         return f"These records are not of one kind: {', '.join(kinds)}."
-    tries = list(dict.fromkeys(suggest(item.value, item.nbytes) for item in items))
+    tries = list(dict.fromkeys(call for _, call in said))
     if len(tries) > 1 and all("Pickle(" in one for one in tries):
         tries = [one for one in tries if "allow_pickle" in one]
     if len(tries) != 1 or not tries[0]:
