@@ -17,7 +17,7 @@ from pario.comm.launcher import job_name
 from pario.errors import OptionError
 from pario.fetch.posix import PosixFetcher
 from pario.stats.explain import explain, odd_one
-from pario.stats.rank import RankStats, total
+from pario.stats.rank import RankStats
 from pario.stats.report import Report
 
 pytestmark = pytest.mark.usefixtures("through_the_ring")
@@ -197,7 +197,7 @@ def test_differences_and_sums() -> None:
     before, now = reader(3, read=1, node=2), reader(3, read=4, node=2, batches=150)
     since = now - before
     assert (since.rank, since.node, since.reader, since.read, since.batches, since.reads) == (3, 2, True, 3, 50, 0)
-    both = total([before, now])
+    both = Report("/x", [before, now]).total
     assert (both["read"], both["batches"]) == (5, 250)
     assert "rank" not in both
 

@@ -84,7 +84,7 @@ class Meeting:
 class Listening:
     """Receives the next note with this tag on a communicator. source : rank of the job, or ANY_SOURCE"""
 
-    def __init__(self, star: Star, where: tuple[bytes, int], source: int, into: np.ndarray | None) -> None:
+    def __init__(self, star: Star, where: tuple[bytes, int], source: int, into: Any) -> None:
         self._star, self._notes, self._source, self._into = star, star.notes[where], source, into
         self._done = False
 
@@ -176,11 +176,10 @@ class StarComm:
     def Ibarrier(self) -> Meeting:
         return self._meet(Part.ALL_TO_ALL, 0, None, lambda answer: None)
 
-    def Iallgather(self, mine: np.ndarray, into: np.ndarray) -> Meeting:
+    def Iallgather(self, mine: Any, into: Any) -> Meeting:
         return self._meet(Part.ALL_TO_ALL, 0, mine, lambda answer: _fill(into, answer))
 
-    def Iallgatherv(self, mine: Any, into: Any) -> Meeting:
-        return self._meet(Part.ALL_TO_ALL, 0, mine, lambda answer: _fill(into[0], answer))
+    Iallgatherv = Iallgather
 
     def Iallreduce(self, mine: np.ndarray, into: np.ndarray, op: Callable[..., Any]) -> Meeting:
         def finish(answer: bytes) -> None:
@@ -196,13 +195,12 @@ class StarComm:
         return self._meet(Part.ALL_TO_ALL, 0, mine, finish)
 
     def Ibcast(self, data: Any, root: int) -> Meeting:
-        into = data if isinstance(data, np.ndarray) else data[0]
         is_root = self.rank == root
-        finish = (lambda answer: None) if is_root else (lambda answer: _fill(into, answer))
+        finish = (lambda answer: None) if is_root else (lambda answer: _fill(data, answer))
         return self._meet(Part.ROOT_TO_ALL, root, data if is_root else None, finish)
 
     def Igatherv(self, mine: Any, into: Any, root: int) -> Meeting:
-        finish = (lambda answer: _fill(into[0], answer)) if self.rank == root else (lambda answer: None)
+        finish = (lambda answer: _fill(into, answer)) if self.rank == root else (lambda answer: None)
         return self._meet(Part.ALL_TO_ROOT, root, mine, finish)
 
     # -- notes from one rank to another ------------------------------------------------------------------------------
@@ -217,8 +215,7 @@ class StarComm:
 
     def _listening(self, source: int, tag: int, into: Any = None) -> Listening:
         source = source if source == Star.ANY_SOURCE else self._ranks[source]
-        memory = into if into is None or isinstance(into, np.ndarray) else into[0]
-        return Listening(self.library, (self.name, tag), source, memory)
+        return Listening(self.library, (self.name, tag), source, into)
 
     def Irecv(self, data: Any, source: int, tag: int = 0) -> Listening:
         return self._listening(source, tag, data)
@@ -227,14 +224,17 @@ class StarComm:
         return self._listening(source, tag).has_come() is not None
 
 
+def _array(data: Any) -> np.ndarray:
+    """Of an array, or of one and its MPI type."""
+    return data if isinstance(data, np.ndarray) else data[0]
+
+
 def _bytes(data: Any) -> bytes:
-    """An array, or an array and its MPI type."""
-    array = data if data is None or isinstance(data, np.ndarray) else data[0]
-    return b"" if array is None else array.tobytes()
+    return b"" if data is None else _array(data).tobytes()
 
 
-def _fill(into: np.ndarray, answer: bytes) -> None:
-    into.reshape(-1).view(np.uint8)[: len(answer)] = np.frombuffer(answer, np.uint8)
+def _fill(into: Any, answer: bytes) -> None:
+    _array(into).reshape(-1).view(np.uint8)[: len(answer)] = np.frombuffer(answer, np.uint8)
 
 
 class Star:

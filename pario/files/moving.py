@@ -13,6 +13,7 @@ import os
 import signal
 import struct
 import time
+from contextlib import suppress
 
 from pario.files.notify import Gone, Iovec, Listener, failed, libc
 from pario.files.numbers import ARCHITECTURE, machine
@@ -135,15 +136,11 @@ def _set_registers(thread: int, values: list[int]) -> None:
 
 
 def _detach(thread: int) -> None:
-    try:
+    with suppress(OSError):  # gone, or not stopped: then it ends with the supervisor's next look at it
         _ptrace(_DETACH, thread)
-    except OSError:
-        return  # gone, or not stopped: then it ends with the supervisor's next look at it
 
 
 def _tell(thread: int, number: int) -> None:
     """Send a signal again that came while the thread was held."""
-    try:
+    with suppress(OSError):
         os.kill(thread, number)
-    except OSError:
-        return

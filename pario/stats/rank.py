@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -167,9 +166,3 @@ class RankStats:
 _NAMES = tuple(each.name for each in fields(RankStats))
 #: the fields that add up
 COUNTED = _NAMES[_NAMES.index("open") :]
-
-
-def total(ranks: Iterable[RankStats]) -> dict[str, float]:
-    """The sums of all fields that add up."""
-    everyone = list(ranks)
-    return {name: sum(getattr(rank, name) for rank in everyone) for name in COUNTED}

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from pario.stats.explain import STALLED, explain, unpacking_words
-from pario.stats.rank import RankStats, total
+from pario.stats.rank import COUNTED, RankStats
 from pario.text import counted, decimal_bytes, seconds, table
 
 
@@ -36,7 +36,7 @@ class Report:
     @property
     def total(self) -> dict[str, float]:
         """Sums over the ranks: of seconds, bytes, counts."""
-        return total(self.ranks)
+        return {name: sum(getattr(rank, name) for rank in self.ranks) for name in COUNTED}
 
     @property
     def sentence(self) -> str:
