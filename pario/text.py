@@ -81,7 +81,8 @@ def metric(kind: str, name: str, what: str, values: Iterable[tuple[Mapping[str, 
     lines = [f"# HELP {name} {what}", f"# TYPE {name} {kind}"]
     for labels, value in values:
         words = ",".join(f'{label}="{text.translate(_ESCAPES)}"' for label, text in labels.items())
-        lines.append(f"{name}{{{words}}} {'+Inf' if value is None else float(value)}")
+        said = f"{{{words}}}" if words else ""
+        lines.append(f"{name}{said} {'+Inf' if value is None else f'{value:.15g}'}")
     return lines
 
 

@@ -119,7 +119,6 @@ CONSTRUCTORS = (
 FOREIGN = {"lmdb Environment.__init__": "py-lmdb's"}
 #: classes with more than METHODS methods, and why
 LARGE = {
-    "comm StarComm": "what is used of mpi4py's communicator, a line or a few each",
     "lmdb Cursor": "py-lmdb's interface",
     "lmdb Environment": "py-lmdb's interface",
     "loader Loader": "what users call, a few lines each",
