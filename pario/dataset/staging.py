@@ -332,7 +332,7 @@ def open_stage(
     mine = OpenTiers()
     try:
         with together(world, "opening the tiers"):
-            mine.open(wanted, identity, grid, file.path, fills=world.is_leader)
+            mine.open(wanted, identity, grid, file.path, fills=world.is_leader, alone=world.size == 1)
         memory = share_memory(mine.memory, MemoryTier, grid, world)
     except BaseException:
         mine.close()
