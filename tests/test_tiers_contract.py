@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tiers import CHUNKS, DATA, GRID, chunk_of, read
 
+from pario import machine
 from pario.tiers.base import AnyTier
 from pario.tiers.disk import DiskTier
 from pario.tiers.memory import MemoryTier
@@ -17,13 +18,19 @@ from pario.tiers.memory import MemoryTier
 ROOM = 1 << 30
 
 
-@pytest.fixture(params=["disk", "memory"])
-def handles(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[AnyTier, AnyTier]]:
+@pytest.fixture(params=["disk", "memory", "own memory"])
+def handles(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[AnyTier, AnyTier]]:
     """The first of them may put chunks."""
     first: AnyTier
     second: AnyTier
     if request.param == "disk":
         first, second = (DiskTier(os.fspath(tmp_path), bytes(32), GRID, ROOM, floor=0.0) for _ in range(2))
+    elif request.param == "own memory":
+        monkeypatch.setattr(machine, "has_large_pages", lambda: True)
+        first = second = own = MemoryTier.made(GRID, ROOM, alone=True)
+        assert own.is_own
     else:
         first = made = MemoryTier.made(GRID, ROOM)
         second = MemoryTier(GRID, (os.dup(made.files[0]), os.dup(made.files[1])))

@@ -41,7 +41,9 @@ class OpenTiers:
         self.watch: PressureWatch | None = None
         self.disks: list[DiskTier] = []
 
-    def open(self, wanted: tuple[Tier, ...], identity: bytes, grid: Grid, path: str, *, fills: bool, alone: bool) -> None:
+    def open(
+        self, wanted: tuple[Tier, ...], identity: bytes, grid: Grid, path: str, *, fills: bool, alone: bool
+    ) -> None:
         """fills : this rank makes its node's memory tier; alone : for itself. Raises OptionError, ParioError."""
         if fills:
             self.memory = _make_memory(wanted, grid, alone)

@@ -8,8 +8,8 @@ zeros; so a reader looks at the chunk's generation before and after it copies, a
 the generation changed. Processes map the data twice: read-only, and privately for kernels that expect writable
 memory.
 
-If no other process reads the tier, its data lie in memory of this process instead of a memfd: the system has large
-pages for that everywhere, and a disk writes into them directly.
+If no other process reads the tier, both lie in memory of this process instead: the system has large pages for that
+everywhere, and a disk writes into them directly. A forked child finds no chunk there.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import os
 import platform
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
@@ -31,7 +32,7 @@ from pario.machine import is_sealed, sealed_memory, with_files, write_all
 from pario.tiers.base import AnyTier, Counts
 from pario.tiers.fill_end import FillEnd
 from pario.tiers.grid import Grid
-from pario.tiers.states import ChunkStates
+from pario.tiers.states import WIPE_ON_FORK, ChunkStates
 from pario.wire.frames import Part
 
 #: No memory is set aside for pages that nobody writes: else a file larger than memory could not be mapped. Python's
@@ -45,7 +46,7 @@ class MemoryTier(AnyTier):
     """`MemoryTier.made` makes one, `MemoryTier(grid, files)` maps one that another process has made and fills.
 
     files : descriptors of data and states, which this tier owns from now on, if this does not raise; and which other
-        processes of this user on this node may map. -1 in place of the data's: they lie in this process's own memory
+        processes of this user on this node may map. -1: both lie in memory of this process
 
     Raises ParioError if they are not what `made` makes: without the seals, their maker could kill this process.
 
@@ -81,8 +82,8 @@ class MemoryTier(AnyTier):
         self._files_closed = False
         sizes = _sizes(grid)
         self.is_own = files[0] < 0
-        for fd, nbytes in list(zip(files, sizes, strict=True))[self.is_own :]:
-            if not is_sealed(fd, nbytes):
+        for fd, nbytes in zip(files, sizes, strict=True):
+            if not self.is_own and not is_sealed(fd, nbytes):
                 raise ParioError(f"descriptor {fd} is no sealed memory of {nbytes:,} bytes")
         self.states = self._states_kind(files[1], grid.chunks, writes=self.fills)
         self.fill_end = FillEnd(self.states)
@@ -92,6 +93,7 @@ class MemoryTier(AnyTier):
         self._pages: mmap.mmap | None = None  # to give them back by
         if self.is_own:
             kernel_view.madvise(mmap.MADV_HUGEPAGE)
+            kernel_view.madvise(WIPE_ON_FORK)
             self.view, self._pages = self.kernel_view.view(), kernel_view
             self.view.flags.writeable = False
         else:
@@ -112,11 +114,11 @@ class MemoryTier(AnyTier):
                 f"a budget of {budget:,} bytes does not hold one chunk of {grid.chunk_bytes:,}",
                 hint="Give the memory tier more, or leave it out",
             )
-        data, states = _sizes(grid)
-        # A chunk takes a large page, of which there is one for two: so there must be room for all.
-        own = alone and budget >= grid.file_bytes and machine.has_large_pages()
-        openers = (lambda: -1 if own else sealed_memory("pario-data", data), partial(sealed_memory, "pario-states", states))
-        return with_files(partial(cls, grid, budget=budget), openers)
+        if alone and budget >= grid.file_bytes and machine.has_large_pages():  # two chunks may take one large page
+            with suppress(OSError):  # an old system, or no memory can be promised for the whole file
+                return cls(grid, (-1, -1), budget=budget)
+        names = zip(("pario-data", "pario-states"), _sizes(grid), strict=True)
+        return with_files(partial(cls, grid, budget=budget), (partial(sealed_memory, *each) for each in names))
 
     @classmethod
     def attached(cls: type[T], grid: Grid, paths: tuple[str, str]) -> T:
@@ -317,7 +319,7 @@ class MemoryTier(AnyTier):
         """As soon as nobody writes: the system may give their numbers to other files at once."""
         if not self._open and not self._busy and not self._files_closed:
             self._files_closed = True
-            for fd in self.files[self.is_own :]:
+            for fd in self.files if not self.is_own else ():
                 os.close(fd)
 
     def _drop(self, chunk: int) -> None:
