@@ -375,6 +375,15 @@ def my_share(rank: int, everyones: Sequence[tuple[str, list[int]]]) -> Share:
     return Share(len(set(machines)), threads, crowded=len(here) > len(set().union(*here)))
 
 
+def has_large_pages() -> bool:
+    """Whether the system has large pages for memory of a process that asks for them."""
+    try:
+        with open("/sys/kernel/mm/transparent_hugepage/enabled") as file:
+            return "[never]" not in file.read()
+    except OSError:
+        return False
+
+
 def sealed_memory(name: str, nbytes: int, *, whole: bool = False) -> int:
     """The descriptor of new, empty memory whose size nobody can change; whole : with all its pages. Raises OSError."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)

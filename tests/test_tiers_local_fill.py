@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from benchmarks.cache import drop_file
+from pario import machine
 from pario.errors import ReadError, SnapshotError
 from pario.fetch.joined import bases_of
 from pario.fetch.posix import PosixFetcher
@@ -43,12 +44,12 @@ def paths(tmp_path: Path) -> list[str]:
 class Filling:
     """Files, the tier over all of them, and what a fill of it says."""
 
-    def __init__(self, paths: list[str], budget: int = 1 << 30, chunk_bytes: int = MiB) -> None:
+    def __init__(self, paths: list[str], budget: int = 1 << 30, chunk_bytes: int = MiB, alone: bool = False) -> None:
         self.fetchers = [PosixFetcher(path) for path in paths]
         self.snapshots = [read_snapshot(fetcher) for fetcher in self.fetchers]
         self.bases = bases_of([snapshot.file_bytes for snapshot in self.snapshots])
         self.nbytes = int(self.bases[-1]) + self.snapshots[-1].file_bytes
-        self.tier = MemoryTier.made(Grid(self.nbytes, chunk_bytes), budget)
+        self.tier = MemoryTier.made(Grid(self.nbytes, chunk_bytes), budget, alone=alone)
         self.errors: list[BaseException] = []
         self.counted: list[tuple[Any, ...]] = []
 
@@ -92,11 +93,16 @@ def filling() -> Iterator[Callable[..., Filling]]:
         yield get
 
 
+@pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("cold", [False, True])
 @pytest.mark.parametrize("files", [1, 2])
-def test_every_byte_of_every_chunk(filling: Any, paths: list[str], files: int, cold: bool) -> None:
-    """Out of the page cache, and past it; descriptors are given back."""
-    made = filling(paths[:files])
+def test_every_byte_of_every_chunk(
+    filling: Any, paths: list[str], files: int, cold: bool, own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Out of the page cache, and past it, into memory of this process or for others; descriptors are given back."""
+    monkeypatch.setattr(machine, "has_large_pages", lambda: True)
+    made = filling(paths[:files], 1 << 30, MiB, own)
+    assert made.tier.is_own == own
     if cold:
         for path in paths:
             drop_file(path)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 from tiers import CHUNKS, DATA, GRID, chunk_of, read
 
+from pario import machine
 from pario.errors import OptionError, ParioError
 from pario.tiers import states
 from pario.tiers.grid import Grid
@@ -164,3 +165,50 @@ def test_what_was_checked_is_forgotten_with_the_state_of_the_memory_and_with_the
     assert not tier.seen(4, one, 20).any(), "a chunk came back"
     tier.seen(4, one, 20)[0] = 1
     assert not tier.seen(4, other, 20).any(), "another database has other records"
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryTier]:
+    monkeypatch.setattr(machine, "has_large_pages", lambda: True)
+    made = MemoryTier.made(GRID, GRID.file_bytes, alone=True)
+    assert made.is_own
+    yield made
+    made.close()
+
+
+def test_a_forked_child_finds_nothing_in_its_parents_own_memory(own: MemoryTier) -> None:
+    for chunk in range(CHUNKS - 1):
+        assert own.put(chunk, chunk_of(chunk))
+    child = os.fork()
+    if not child:
+        os._exit(bool(own.held().any() or own.view[: GRID.chunk_bytes].any() or own.states.whole() is not None))
+    assert own.put(CHUNKS - 1, chunk_of(CHUNKS - 1))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert own.held().all()
+    assert own.view.tobytes() == DATA.tobytes()
+
+
+def test_own_memory_is_given_back(own: MemoryTier) -> None:
+    own.put(0, chunk_of(0))
+    own.put(1, chunk_of(1))
+    own.give_back(0)
+    assert own.held().tolist()[:2] == [False, True]
+    assert not own.view[: GRID.chunk_bytes].any()
+    assert own.view[GRID.chunk_bytes : 2 * GRID.chunk_bytes].tobytes() == chunk_of(1).tobytes()
+    own.close()
+    assert not own.view.any()
+
+
+@pytest.mark.parametrize("why", ["a budget for half", "no large pages", "an old system", "other readers"])
+def test_memory_is_shared_where_own_memory_gains_nothing(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "has_large_pages", lambda: why != "no large pages")
+    if why == "an old system":
+        monkeypatch.setattr("pario.tiers.states.WIPE_ON_FORK", 12345)  # EINVAL
+    budget = GRID.file_bytes // 2 if why == "a budget for half" else 1 << 30
+    made = MemoryTier.made(GRID, budget, alone=why != "other readers")
+    assert not made.is_own
+    assert made.put(0, chunk_of(0))
+    other = attached(made)
+    assert other.view[: GRID.chunk_bytes].tobytes() == chunk_of(0).tobytes()
+    other.close()
+    made.close()

@@ -246,8 +246,10 @@ class Host:
                 raise ParioError("the service's node sees another state of the file", path=path)
             with self._opening:
                 tiers = self._tiers_for(snapshot.file_bytes)
-                given = replace(options, tiers=tiers)
-                stage = open_stage(file, self._solo, [snapshot], given, by_default=False) if tiers else None
+                stage = None
+                if tiers:
+                    given = replace(options, tiers=tiers)
+                    stage = open_stage(file, self._solo, [snapshot], given, by_default=False, serves=True)
                 if stage is None:
                     raise ParioError("no tier of the service has room for another dataset", path=path)
                 budget = stage.memory.budget if stage.memory is not None else 0

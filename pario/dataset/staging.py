@@ -306,12 +306,14 @@ def open_stage(
     *,
     by_default: bool,
     need: Callable[[Grid], int] | None = None,
+    serves: bool = False,
 ) -> Stage | None:
     """Open the tiers that the options or PARIO_TIERS name, or those by default; None if there are to be none, or if
     none can be used.
 
     by_default : there may be tiers that nobody names
     need : how many chunks of the grid will be read; None: all
+    serves : processes of other jobs will read the memory tier
 
     From then on `file` reads through them. Collective over `world`. All ranks raise, OptionError where it
     was noticed, if tiers cannot be meant; a tier that its storage refuses is left out, with a warning.
@@ -332,7 +334,8 @@ def open_stage(
     mine = OpenTiers()
     try:
         with together(world, "opening the tiers"):
-            mine.open(wanted, identity, grid, file.path, fills=world.is_leader)
+            alone = world.size == 1 and not serves
+            mine.open(wanted, identity, grid, file.path, fills=world.is_leader, alone=alone)
         memory = share_memory(mine.memory, MemoryTier, grid, world)
     except BaseException:
         mine.close()

@@ -41,10 +41,12 @@ class OpenTiers:
         self.watch: PressureWatch | None = None
         self.disks: list[DiskTier] = []
 
-    def open(self, wanted: tuple[Tier, ...], identity: bytes, grid: Grid, path: str, *, fills: bool) -> None:
-        """fills : this rank makes its node's memory tier. Raises OptionError, ParioError."""
+    def open(
+        self, wanted: tuple[Tier, ...], identity: bytes, grid: Grid, path: str, *, fills: bool, alone: bool
+    ) -> None:
+        """fills : this rank makes its node's memory tier; alone : for itself. Raises OptionError, ParioError."""
         if fills:
-            self.memory = _make_memory(wanted, grid)
+            self.memory = _make_memory(wanted, grid, alone)
         if self.memory is not None:
             self.watch = PressureWatch(self.memory)
         for tier in wanted:
@@ -153,7 +155,7 @@ def _existing(path: str) -> str:
     return path
 
 
-def _make_memory(wanted: tuple[Tier, ...], grid: Grid) -> MemoryTier | None:
+def _make_memory(wanted: tuple[Tier, ...], grid: Grid, alone: bool) -> MemoryTier | None:
     """Raises OptionError for a quota below one chunk."""
     if wanted[0].where != _MEMORY:
         return None
@@ -166,7 +168,7 @@ def _make_memory(wanted: tuple[Tier, ...], grid: Grid) -> MemoryTier | None:
     elif budget < grid.chunk_bytes and budget >= grid.file_bytes:
         budget = grid.chunk_bytes  # a file that is smaller than a chunk
     try:
-        return MemoryTier.made(grid, min(budget, most))
+        return MemoryTier.made(grid, min(budget, most), alone=alone)
     except OSError as e:
         _log.warning("no memory tier: %s", e)
         return None

@@ -91,9 +91,11 @@ def _take(words):  # type: ignore[no-untyped-def]
 
 @inner
 def _copy(fd, direct, offset, nbytes, memory, to, buffer):  # type: ignore[no-untyped-def]
-    """From the page cache, or past it what is not there, through `buffer` into the file `memory` at `to`. Returns 0, an
-    errno or one of the values of STATUS; and whether the page cache had it."""
+    """From the page cache, or past it what is not there, through `buffer` into the file `memory` at `to`; -1: into
+    `buffer` at `to`. Returns 0, an errno or one of the values of STATUS; and whether the page cache had it."""
     address = buffer.ctypes.data
+    if memory < 0:
+        address += to
     cached = read_now(fd, offset, nbytes, address)
     if not cached:
         got, errno = 0, 0
@@ -103,7 +105,7 @@ def _copy(fd, direct, offset, nbytes, memory, to, buffer):  # type: ignore[no-un
             errno, got = read_whole(fd, offset, nbytes, address)
         if got < nbytes:
             return errno if errno != 0 else SHORT, cached
-    done = 0
+    done = 0 if memory >= 0 else nbytes
     while done < nbytes:
         n = _pwrite(types.intc(memory), types.uintp(address + done), types.uintp(nbytes - done), types.int64(to + done))
         if n <= 0:
@@ -146,6 +148,7 @@ def fill_chunks(order, words, states, coming, head, files, stamps, chunk_bytes, 
         files
     stamps : u8[f, k], what each of these meta pages begins with, or the file's size and time
     memory : descriptor of the tier's data; buffer : u8[a chunk, in whole pages], of this thread
+    memory, buffer : -1 and u8[...], the tier's data, if they lie in this process's own memory
     share : the most of a core that this thread takes; 0: the time that cores are idle, or `least` where a sandbox
         refuses that priority. It is taken here, beside the interpreter, whose lock such a thread would otherwise hold
         for seconds on a busy machine.

@@ -94,8 +94,8 @@ class LocalFill:
         self._fds: list[int] = []
         try:
             self._files = self._opened()
-            self._data = os.dup(memory.files[0])
-            self._fds.append(self._data)
+            self._data = -1 if memory.is_own else os.dup(memory.files[0])
+            self._fds += [self._data] * (not memory.is_own)
         except BaseException:
             self._close()
             raise
@@ -141,7 +141,7 @@ class LocalFill:
 
     def _copy(self, share: float) -> None:
         chunk_bytes = self._memory.grid.chunk_bytes
-        buffer = large_pages(chunk_bytes)[:chunk_bytes]
+        buffer = self._memory.kernel_view if self._memory.is_own else large_pages(chunk_bytes)[:chunk_bytes]
         fixed = *self._memory.states.words, self._files, self._stamps, chunk_bytes, self._data, buffer
         closed = np.zeros(WORDS, np.int64)
         closed[CLOSED] = 1

@@ -7,6 +7,9 @@ Both are sealed: nobody can shrink them, so no reader is killed by SIGBUS. Chunk
 zeros; so a reader looks at the chunk's generation before and after it copies, and uses nothing that was copied while
 the generation changed. Processes map the data twice: read-only, and privately for kernels that expect writable
 memory.
+
+If no other process reads the tier, both lie in memory of this process instead: the system has large pages for that
+everywhere, and a disk writes into them directly. A forked child finds no chunk there.
 """
 
 from __future__ import annotations
@@ -16,18 +19,20 @@ import os
 import platform
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
 import numpy as np
 
+from pario import machine
 from pario.errors import OptionError, ParioError
 from pario.kernels.pack import copy_ranges
 from pario.machine import is_sealed, sealed_memory, with_files, write_all
 from pario.tiers.base import AnyTier, Counts
 from pario.tiers.fill_end import FillEnd
 from pario.tiers.grid import Grid
-from pario.tiers.states import ChunkStates
+from pario.tiers.states import WIPE_ON_FORK, ChunkStates
 from pario.wire.frames import Part
 
 #: No memory is set aside for pages that nobody writes: else a file larger than memory could not be mapped. Python's
@@ -41,7 +46,7 @@ class MemoryTier(AnyTier):
     """`MemoryTier.made` makes one, `MemoryTier(grid, files)` maps one that another process has made and fills.
 
     files : descriptors of data and states, which this tier owns from now on, if this does not raise; and which other
-        processes of this user on this node may map
+        processes of this user on this node may map. -1: both lie in memory of this process
 
     Raises ParioError if they are not what `made` makes: without the seals, their maker could kill this process.
 
@@ -76,29 +81,42 @@ class MemoryTier(AnyTier):
         self._open = False
         self._files_closed = False
         sizes = _sizes(grid)
+        self.is_own = files[0] < 0
         for fd, nbytes in zip(files, sizes, strict=True):
-            if not is_sealed(fd, nbytes):
+            if not self.is_own and not is_sealed(fd, nbytes):
                 raise ParioError(f"descriptor {fd} is no sealed memory of {nbytes:,} bytes")
         self.states = self._states_kind(files[1], grid.chunks, writes=self.fills)
         self.fill_end = FillEnd(self.states)
-        kernel_view = mmap.mmap(files[0], sizes[0], flags=_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        kind = _PRIVATE | mmap.MAP_ANONYMOUS if self.is_own else _PRIVATE
+        kernel_view = mmap.mmap(files[0], sizes[0], flags=kind, prot=mmap.PROT_READ | mmap.PROT_WRITE)
         self.kernel_view = np.frombuffer(kernel_view, dtype=np.uint8, count=grid.file_bytes)
-        view = mmap.mmap(files[0], sizes[0], prot=mmap.PROT_READ)
-        self.view = np.frombuffer(view, dtype=np.uint8, count=grid.file_bytes)
-        self._shared = mmap.mmap(files[0], sizes[0]) if self.fills else None  # to give pages back by
+        self._pages: mmap.mmap | None = None  # to give them back by
+        if self.is_own:
+            kernel_view.madvise(mmap.MADV_HUGEPAGE)
+            kernel_view.madvise(WIPE_ON_FORK)
+            self.view, self._pages = self.kernel_view.view(), kernel_view
+            self.view.flags.writeable = False
+        else:
+            view = mmap.mmap(files[0], sizes[0], prot=mmap.PROT_READ)
+            self.view = np.frombuffer(view, dtype=np.uint8, count=grid.file_bytes)
+            self._pages = mmap.mmap(files[0], sizes[0]) if self.fills else None
         self._open = True
 
     @classmethod
-    def made(cls, grid: Grid, budget: int) -> MemoryTier:
+    def made(cls, grid: Grid, budget: int, *, alone: bool = False) -> MemoryTier:
         """An empty tier, which this process fills.
 
         budget : bytes that its chunks may take. Raises OptionError if no chunk fits, OSError.
+        alone : no other process will read it
         """
         if budget < grid.checked().chunk_bytes:
             raise OptionError(
                 f"a budget of {budget:,} bytes does not hold one chunk of {grid.chunk_bytes:,}",
                 hint="Give the memory tier more, or leave it out",
             )
+        if alone and budget >= grid.file_bytes and machine.has_large_pages():  # two chunks may take one large page
+            with suppress(OSError):  # an old system, or no memory can be promised for the whole file
+                return cls(grid, (-1, -1), budget=budget)
         names = zip(("pario-data", "pario-states"), _sizes(grid), strict=True)
         return with_files(partial(cls, grid, budget=budget), (partial(sealed_memory, *each) for each in names))
 
@@ -170,6 +188,9 @@ class MemoryTier(AnyTier):
         return kept
 
     def _write(self, data: np.ndarray, offset: int) -> bool:
+        if self.is_own:
+            self.kernel_view[offset : offset + len(data)] = data
+            return True
         try:
             write_all(self.files[0], data, offset)
         except OSError:  # no memory, or a limit on the size of files
@@ -298,7 +319,7 @@ class MemoryTier(AnyTier):
         """As soon as nobody writes: the system may give their numbers to other files at once."""
         if not self._open and not self._busy and not self._files_closed:
             self._files_closed = True
-            for fd in self.files:
+            for fd in self.files if not self.is_own else ():
                 os.close(fd)
 
     def _drop(self, chunk: int) -> None:
@@ -308,8 +329,9 @@ class MemoryTier(AnyTier):
         self._empty(offset, nbytes)
 
     def _empty(self, offset: int, nbytes: int) -> None:
-        if self._shared is not None:
-            self._shared.madvise(mmap.MADV_REMOVE, offset, -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE)
+        if self._pages is not None:
+            how = mmap.MADV_DONTNEED if self.is_own else mmap.MADV_REMOVE
+            self._pages.madvise(how, offset, -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE)
 
 
 def _sizes(grid: Grid) -> tuple[int, int]:
