@@ -8,6 +8,9 @@
                of the     only if slot                           bytes of the                      XXH3 of all
                raw value  is not 0                               JSON                              before
 
+A value may be a block of several records (kernels/coded.py draws it), under the key of the last one; its slot has
+BLOCK added. The reserved entry then has the form 2, and the table of how many records each entry has.
+
 Slot 0 is "stored as it is"; slot k > 0 is codec k - 1 of the JSON's list "codecs". All numbers are little endian.
 Offsets in the JSON count from its end.
 """
@@ -20,6 +23,8 @@ import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -32,14 +37,17 @@ from pario.kernels.sums import sum_values
 from pario.records import Records
 from pario.text import DAMAGED, read_json
 
-#: the first bytes of the reserved entry's value; the last one is the version of its outer form
+#: the first bytes of the reserved entry's value; the last one is the version of its outer form: 2 with blocks
 MAGIC = b"PARIOPK\x01"
+_FORMS = (1, 2)
 _VERSION = 1
 _NAME = b"pario-packed"
 _LEAST_FILL = 4
+#: records of a block, and bytes of a value in one
+MOST_RECORDS = MOST_VALUE = 0xFFFF
 #: LMDB's default limit of a key
 _LONGEST_KEY = 511
-_SLOTS = 255
+_SLOTS = coded.BLOCK - 1
 #: A value is stored as it is unless compressing saves this share; kernels/coded.py says the same.
 _PAYS = 5
 
@@ -49,6 +57,7 @@ class Packing:
 
     codecs : those of the slots from 1 on; new values are packed by the first
     sizes : i64[n], the values' raw sizes in key order; empty while packing
+    counts : i64[entries], how many records each entry has, in key order: more than one are a block. None: one each
     more : further entries of the JSON, such as "prediction"
     parts : further bytes beside the dictionaries, by name
     """
@@ -61,6 +70,7 @@ class Packing:
         self.codecs = list(codecs)
         self.more = dict(more or {})
         self.parts: dict[str, bytes] = {}
+        self.counts: np.ndarray | None = None
         self._sizes = None if sizes is None else longs(sizes)
         self._table: tuple[bytes, int, str] | None = None  # deflated sizes, how many, dtype
         # Contexts of threads that unpacked: taking them from the codecs anew takes longer than unpacking a small value.
@@ -72,7 +82,7 @@ class Packing:
     def __repr__(self) -> str:
         return f"<Packing {', '.join(map(str, self.codecs)) or 'raw'}>"
 
-    # -- the reserved entry --------------------------------------------------------------------------------------------
+    # -- how much it holds ---------------------------------------------------------------------------------------------
 
     @property
     def n(self) -> int:
@@ -83,12 +93,45 @@ class Packing:
     def sizes(self) -> np.ndarray:
         """i64[n], bytes. Raises CorruptedError if the table is damaged."""
         if self._sizes is None:
-            self._sizes = _inflated(*self._table) if self._table else np.zeros(0, np.int64)
+            self._sizes = _inflated(*self._table, "sizes") if self._table else np.zeros(0, np.int64)
         return self._sizes
 
     @sizes.setter
     def sizes(self, sizes: np.ndarray) -> None:
         self._sizes, self._table = longs(sizes), None
+
+    # -- blocks: which record lies in which entry ----------------------------------------------------------------------
+
+    @property
+    def entries(self) -> int:
+        """Entries of the database, without the reserved one: records, or blocks of them."""
+        return self.n if self.counts is None else len(self.counts)
+
+    @cached_property
+    def firsts(self) -> np.ndarray:
+        """i64[entries], the first record of each."""
+        return np.arange(self.n) if self.counts is None else np.cumsum(self.counts) - self.counts
+
+    def ordinals(self, records: np.ndarray) -> np.ndarray | None:
+        """i64[m], which one of its block each of these records is; -1: it is in none. None: there are no blocks."""
+        if self.counts is None:
+            return None
+        entries = self.entries_of(records)
+        return np.where(self.counts[entries] > 1, records - self.firsts[entries], -1)
+
+    def entries_of(self, records: np.ndarray) -> np.ndarray:
+        """i64[m], the entry that each of these records lies in."""
+        return np.searchsorted(self.firsts, records, side="right") - 1
+
+    def block(self, value: Any) -> tuple[list[bytes], list[bytes]]:
+        """(keys, values) of the block that was packed to `value`. Raises DecodeError."""
+        data = bytearray(value)
+        if not data or data[0] < coded.BLOCK:
+            raise DecodeError(f"a packed block of {len(data):,} bytes does not begin as one")
+        data[0] -= coded.BLOCK
+        return _parted(self.unpack_one(data))
+
+    # -- the reserved entry --------------------------------------------------------------------------------------------
 
     def entry(self) -> bytes:
         """The reserved entry's value."""
@@ -103,10 +146,14 @@ class Packing:
         table = [*kept(_deflated(self.sizes, dtype)), "deflate", dtype]
         said = self.more | {"version": _VERSION, "codecs": codecs, "records": len(self.sizes), "sizes": table}
         said.setdefault("pario", _own_version())
+        magic = MAGIC
+        if self.counts is not None:
+            magic = MAGIC[:-1] + bytes(_FORMS[1:])
+            said |= {"entries": len(self.counts), "counts": [*kept(_deflated(self.counts, "<u4")), "deflate", "<u4"]}
         if self.parts:
             said["parts"] = {name: kept(part) for name, part in self.parts.items()}
         text = json.dumps(said, separators=(",", ":"), sort_keys=True).encode()
-        whole = MAGIC + struct.pack("<I", len(text)) + text + b"".join(parts)
+        whole = magic + struct.pack("<I", len(text)) + text + b"".join(parts)
         return whole + struct.pack("<Q", _sum(whole))
 
     @classmethod
@@ -116,24 +163,7 @@ class Packing:
         Raises CorruptedError for damage, VersionMismatchError for a newer form, OptionError for a codec that this
         pario does not have, or whose package is missing.
         """
-        whole = as_bytes(value).tobytes()
-        if len(whole) < len(MAGIC) + 12 or whole[:7] != MAGIC[:7]:
-            raise CorruptedError("the reserved entry of a packed database does not begin as it should", hint=_LOST)
-        if whole[7] != MAGIC[7]:
-            raise VersionMismatchError(f"packed by a newer pario: form {whole[7]} of the reserved entry")
-        if struct.unpack("<Q", whole[-8:])[0] != _sum(whole[:-8]):
-            raise CorruptedError("the reserved entry of a packed database is damaged: its checksum differs", hint=_LOST)
-        try:
-            (length,) = struct.unpack_from("<I", whole, len(MAGIC))
-            head = len(MAGIC) + 4
-            said = read_json(whole[head : head + length])
-            parts = whole[head + length : -8]
-            version = said["version"]
-        except DAMAGED as error:
-            raise CorruptedError(f"the reserved entry of a packed database is damaged: {error}", hint=_LOST) from None
-        if version != _VERSION:
-            raise VersionMismatchError(f"packed by a newer pario: version {version} of the reserved entry")
-        return cls._from_parts(said, parts)
+        return cls._from_parts(*_read_entry(as_bytes(value).tobytes()))
 
     @classmethod
     def _from_parts(cls, said: dict[str, Any], parts: bytes) -> Packing:
@@ -151,7 +181,7 @@ class Packing:
                 raise ValueError(f"a table of sizes in the form {how} {dtype}")
         except DAMAGED as error:
             raise CorruptedError(f"the reserved entry of a packed database is damaged: {error}", hint=_LOST) from None
-        known = ("version", "codecs", "records", "sizes", "parts")
+        known = ("version", "codecs", "records", "sizes", "parts", "entries", "counts")
         try:
             tools = [make(name, level, part, **options) for name, level, options, part in codecs]
         except (TypeError, OverflowError, RecursionError) as error:  # a level that is no number, options that are none
@@ -159,6 +189,7 @@ class Packing:
         made = cls(tools, more={name: value for name, value in said.items() if name not in known})
         made.parts = named
         made._table = (table, n, dtype)
+        made.counts = _counts(said, parts)
         return made
 
     # -- packing -------------------------------------------------------------------------------------------------------
@@ -193,6 +224,20 @@ class Packing:
             raise OptionError(f"value {-1 - row} does not lie inside of the memory that it should come from")
         return out[:row], starts, nbytes
 
+    def pack_entries(
+        self, records: Records, keys: Sequence[bytes], counts: np.ndarray
+    ) -> tuple[list[bytes], np.ndarray, np.ndarray]:
+        """(keys, u8[...], nbytes i64[m]) of m entries of counts[i] records each: as `pack_many`, blocks among them."""
+        nbytes, key_nbytes = longs(records.nbytes), np.fromiter(map(len, keys), np.int64, len(keys))
+        out, sizes = np.empty(int(nbytes.sum() + key_nbytes.sum()) + 8 * len(keys), np.uint8), np.empty_like(counts)
+        known = np.frombuffer(b"".join(keys), np.uint8)
+        coded.join_blocks(counts, known, key_nbytes, as_bytes(records.data), longs(records.starts), nbytes, out, sizes)
+        blocks = Records(np.arange(len(counts)), out, np.cumsum(sizes) - sizes, sizes)
+        packed, starts, packed_nbytes = self.pack_many(blocks)
+        packed = packed if packed.flags.writeable else packed.copy()
+        packed[starts[counts > 1]] += coded.BLOCK
+        return [keys[i] for i in (np.cumsum(counts) - 1).tolist()], packed, packed_nbytes
+
     def _pack_by_package(self, records: Records) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         sums = np.zeros(len(records), np.uint64)
         sum_values(as_bytes(records.data), longs(records.starts), longs(records.nbytes), sums)
@@ -219,7 +264,12 @@ class Packing:
         return sizes
 
     def unpack(
-        self, records: Records, out: np.ndarray, starts: np.ndarray, nbytes: np.ndarray | None = None
+        self,
+        records: Records,
+        out: np.ndarray,
+        starts: np.ndarray,
+        nbytes: np.ndarray | None = None,
+        ordinals: np.ndarray | None = None,
     ) -> Failures:
         """Write the value of record i to `out` from starts[i] on, and nothing elsewhere; compare its checksum.
 
@@ -229,18 +279,27 @@ class Packing:
         out : u8[...], contiguous; starts : i64[n]
         nbytes : i64[n], the sizes of the table of sizes: a value with another one fails. None: as the headers say; a
             damaged header may then overwrite other rows of `out`. -1: as this value's header says, likewise.
+        ordinals : as `self.ordinals` says; None: no record is in a block
         """
         n = len(records)
         codes, starts = np.empty(n, np.int64), longs(starts)
         expected = np.full(n, -1, np.int64) if nbytes is None else longs(nbytes)
         with self._decoding() as hows:
-            failed = coded.unpack_values(
+            given = (
                 hows, address_of(records.data), records.data.nbytes, longs(records.starts), longs(records.nbytes),
-                address_of(out, written=True), out.nbytes, starts, expected, codes,
+                address_of(out, written=True), out.nbytes, starts, expected,
             )  # fmt: skip
+            if ordinals is None:
+                failed = coded.unpack_values(*given, codes)
+            else:
+                failed = coded.unpack_blocks(*given, longs(ordinals), codes)
         if not failed:
             return []
-        why = self._unpack_by_packages(records, out, starts, codes) if (codes == coded.LATER).any() else {}
+        why = dict[int, str]()
+        if ordinals is not None:
+            why = self._unpack_blocks_by_packages(records, out, starts, expected, ordinals, codes)
+        if (codes == coded.LATER).any():
+            why |= self._unpack_by_packages(records, out, starts, codes)
         return [(int(i), why.get(int(i), coded.WRONG[codes[i]])) for i in np.flatnonzero(codes != coded.OK)]
 
     def unpack_rows(
@@ -292,6 +351,34 @@ class Packing:
         coded.check_values(address_of(records.data), firsts, rows, address_of(out), starts, sizes, codes)
         return why
 
+    def _unpack_blocks_by_packages(
+        self,
+        records: Records,
+        out: np.ndarray,
+        starts: np.ndarray,
+        expected: np.ndarray,
+        ordinals: np.ndarray,
+        codes: np.ndarray,
+    ) -> dict[int, str]:
+        """`_unpack_by_packages`, of the rows in blocks."""
+        why, block, place = dict[int, str](), (list[bytes](), list[bytes]()), -1
+        for row in np.flatnonzero((codes == coded.LATER) & (ordinals >= 0)).tolist():
+            try:
+                if int(records.starts[row]) != place:
+                    block = self.block(records[row])
+                    place = int(records.starts[row])
+                value = block[1][int(ordinals[row])]
+            except (DecodeError, IndexError) as error:
+                codes[row], why[row] = coded.TABLE, str(error)
+                continue
+            at = int(starts[row])
+            codes[row] = coded.OK if expected[row] in (-1, len(value)) else coded.SIZE
+            if codes[row] == coded.OK and not 0 <= at <= out.nbytes - len(value):
+                codes[row] = coded.ROOM
+            if codes[row] == coded.OK:
+                out[at : at + len(value)] = np.frombuffer(value, np.uint8)
+        return why
+
     def unpack_one(self, value: Any) -> bytes:
         """The raw value. Raises DecodeError."""
         data = as_bytes(value)
@@ -321,6 +408,72 @@ def _own_version() -> str:
         return "unknown"
 
 
+def _read_entry(whole: bytes) -> tuple[dict[str, Any], bytes]:
+    """What a reserved entry says, and its parts. Raises CorruptedError, VersionMismatchError."""
+    if len(whole) < len(MAGIC) + 12 or whole[:7] != MAGIC[:7]:
+        raise CorruptedError("the reserved entry of a packed database does not begin as it should", hint=_LOST)
+    if whole[7] not in _FORMS:
+        raise VersionMismatchError(f"packed by a newer pario: form {whole[7]} of the reserved entry")
+    if struct.unpack("<Q", whole[-8:])[0] != _sum(whole[:-8]):
+        raise CorruptedError("the reserved entry of a packed database is damaged: its checksum differs", hint=_LOST)
+    try:
+        (length,) = struct.unpack_from("<I", whole, len(MAGIC))
+        head = len(MAGIC) + 4
+        said = read_json(whole[head : head + length])
+        parts = whole[head + length : -8]
+        version = said["version"]
+    except DAMAGED as error:
+        raise CorruptedError(f"the reserved entry of a packed database is damaged: {error}", hint=_LOST) from None
+    if version != _VERSION:
+        raise VersionMismatchError(f"packed by a newer pario: version {version} of the reserved entry")
+    return said, parts
+
+
+def counts_in(entry: bytes) -> np.ndarray | None:
+    """i64[entries], how many records each entry of a database has, by its reserved entry; None: one each. Raises
+    CorruptedError, VersionMismatchError."""
+    if entry[len(MAGIC) - 1 : len(MAGIC)] == MAGIC[-1:]:  # most have no blocks: nothing more is read of them
+        return None
+    return _counts(*_read_entry(entry))
+
+
+def _counts(said: dict[str, Any], parts: bytes) -> np.ndarray | None:
+    if "counts" not in said:
+        return None
+    try:
+        first, length, how, dtype = said["counts"]
+        table, entries, n = _part(parts, [first, length]), int(said["entries"]), int(said["records"])
+        if how != "deflate" or dtype != "<u4" or entries < 0:
+            raise ValueError(f"a table of counts in the form {how} {dtype}")
+        counts = _inflated(table, entries, dtype, "counts")
+        if (counts < 1).any() or (counts > MOST_RECORDS).any() or int(counts.sum()) != n:
+            raise ValueError(f"{int(counts.sum()):,} records in {entries:,} entries, and there are {n:,}")
+        return counts
+    except DAMAGED as error:
+        raise CorruptedError(f"the reserved entry of a packed database is damaged: {error}", hint=_LOST) from None
+
+
+def _parted(block: bytes) -> tuple[list[bytes], list[bytes]]:
+    """(keys, values) of a block. Raises DecodeError."""
+    n = int.from_bytes(block[: coded.BLOCK_HEAD], "little")
+    at = coded.BLOCK_HEAD + 6 * n
+    if not 0 < at <= len(block) or not n:
+        raise DecodeError(coded.WRONG[coded.TABLE])
+    table = np.frombuffer(block, np.uint8, 6 * n, coded.BLOCK_HEAD).reshape(2, 3, n).astype(np.int64)
+    shared, rest, sizes = (table[0] << 8 | table[1]).tolist()
+    keys, key = list[bytes](), b""
+    for same, more in zip(shared, rest, strict=True):
+        if same > len(key):
+            raise DecodeError(coded.WRONG[coded.TABLE])
+        key = key[:same] + block[at : at + more]
+        at += more
+        keys.append(key)
+    ends = list(accumulate(sizes, initial=at))
+    if ends[-1] != len(block):
+        raise DecodeError(coded.WRONG[coded.TABLE])
+    return keys, [block[a:b] for a, b in pairwise(ends)]
+
+
 def _part(parts: bytes, where: Sequence[int]) -> bytes:
     first, length = where
     if not 0 <= first <= len(parts) - length or length < 0:
@@ -335,16 +488,17 @@ def _deflated(sizes: np.ndarray, dtype: str) -> bytes:
     return zlib.compress(numbers.tobytes(), 6)
 
 
-def _inflated(table: bytes, n: int, dtype: str) -> np.ndarray:
+def _inflated(table: bytes, n: int, dtype: str, what: str) -> np.ndarray:
     wanted = n * np.dtype(dtype).itemsize
     stream = zlib.decompressobj()
     try:
         data = stream.decompress(table, wanted + 1)
     except (zlib.error, OverflowError) as error:
-        raise CorruptedError(f"the table of sizes of a packed database is damaged: {error}", hint=_LOST) from None
+        raise CorruptedError(f"the table of {what} of a packed database is damaged: {error}", hint=_LOST) from None
     if len(data) != wanted:
         raise CorruptedError(
-            f"the table of sizes of a packed database is damaged: {len(data):,} bytes instead of {wanted:,}", hint=_LOST
+            f"the table of {what} of a packed database is damaged: {len(data):,} bytes instead of {wanted:,}",
+            hint=_LOST,
         )
     return np.cumsum(np.frombuffer(data, dtype), dtype=dtype).astype(np.int64)
 
