@@ -124,6 +124,8 @@ class Reader:
             self._open(db, save_index, progress)
             self.unpacking = open_packed(self.index, self.world)
             self.packing = None if self.unpacking is None else self.unpacking.packings[0]
+            if self.unpacking is not None and self.unpacking.has_blocks:
+                self.index.keys_within = self._keys_within
             if verify:
                 pool = self.file.pool if self.world.rank == 0 else None
                 self.sums = open_sums(self.index, pool, self.world)
@@ -261,6 +263,17 @@ class Reader:
         self.file.check_open()
         return self.index.keys(np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), dtype=np.int64))
 
+    def _keys_within(self, ids: np.ndarray) -> list[bytes]:
+        """`keys` of records in blocks, which are read and unpacked."""
+        assert self.unpacking is not None
+        of_entries = self.index.entry_keys(ids)
+        keys, failures = self.unpacking.keys(self.read_stored(ids, verify=False), of_entries)
+        for row, why in failures:
+            record = int(ids[row])
+            where, entry = self.index.files.path_of(record), of_entries[row]
+            raise DecodeError(why, path=where, rank=self.world.rank, record=record, key=entry)
+        return keys
+
     def save_index(self) -> None:
         """Save the index that an epoch without one has found; on rank 0."""
         try:
@@ -366,7 +379,7 @@ def _unpacked(reader: Reader, records: Records) -> Records:
     values, failures = reader.unpacking.unpacked(records)
     for row, why in failures:
         record = int(records.ids[row])
-        where, key = reader.index.files.path_of(record), reader.keys([record])[0]
+        where, key = reader.index.files.path_of(record), reader.index.key_of(record)
         raise DecodeError(why, path=where, rank=reader.world.rank, record=record, key=key)
     return values
 

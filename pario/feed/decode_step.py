@@ -59,7 +59,7 @@ def learn(decoder: Decoder, reader: Reader, first: Records, ids: np.ndarray, see
             if (tried + 1) * decoder.records_per_row == len(ids):
                 record = int(row[0])
                 where = reader.index.files.path_of(record)
-                raise e.at(path=where, record=record, key=reader.keys([record])[0]) from None
+                raise e.at(path=where, record=record, key=reader.index.key_of(record)) from None
 
 
 class DecodeStep:
@@ -246,7 +246,7 @@ class DecodeStep:
         reader = self._reader
         if self.sums is not None and what.startswith(MISMATCH):
             return self.sums.error(record, what, hint)
-        key = reader.keys([record])[0]
+        key = reader.index.key_of(record)
         where, rank = reader.index.files.path_of(record), reader.world.rank
         return DecodeError(what, path=where, rank=rank, record=record, key=key, hint=hint)
 

@@ -93,7 +93,7 @@ class Sums:
             page=(offset - 1) // size,
             offset=offset,
             record=record,
-            key=self._index.keys(wanted)[0],
+            key=self._index.key_of(record),
             hint=self.hint if hint is None else f"{hint} {self.hint}",
         )
 

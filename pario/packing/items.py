@@ -16,7 +16,7 @@ import numpy as np
 
 from pario.codec.packing import Packing
 from pario.comm.base import AnyWorld, together
-from pario.dataset.packed import packing_of
+from pario.dataset.packed import packing_of, refuse_blocks
 from pario.dataset.reader import Reader
 from pario.errors import CorruptedError, DecodeError, FileError
 from pario.fetch.posix import PosixFetcher
@@ -158,7 +158,7 @@ class ReaderItems(Items):
         sizes = self.sizes[ids]
         starts = np.cumsum(sizes) - sizes
         out = np.empty(int(sizes.sum()), np.uint8)
-        for row, reason in self.packing.unpack(stored, out, starts, sizes):
+        for row, reason in self.packing.unpack(stored, out, starts, sizes, self.packing.ordinals(ids)):
             record = int(ids[row])
             raise _damaged(reason, self._reader.path, record, *self.keys(record, record + 1))
         return Records(ids, out, starts, sizes)
@@ -194,7 +194,7 @@ class TreeItems(Items):
             entry = self._value(len(self._keys) - 1)
             if is_entry(entry):
                 del self._keys[-1], self._values[-1]
-                self.packing = packing_of(entry, len(self._keys), database.path)
+                self.packing = refuse_blocks(packing_of(entry, len(self._keys), database.path), database.path)
         self.n = len(self._keys)
         stored = (value[1] if isinstance(value, tuple) else len(value) for value in self._values)
         self.sizes = np.fromiter(stored, np.int64, self.n) if self.packing is None else np.asarray(self.packing.sizes)
