@@ -123,6 +123,10 @@ class Packing:
         """i64[m], the entry that each of these records lies in."""
         return np.searchsorted(self.firsts, records, side="right") - 1
 
+    def is_block(self, value: bytes) -> bool:
+        """Whether several records were packed to this value."""
+        return self.counts is not None and value[:1] >= bytes([coded.BLOCK])
+
     def block(self, value: Any) -> tuple[list[bytes], list[bytes]]:
         """(keys, values) of the block that was packed to `value`. Raises DecodeError."""
         data = bytearray(value)
@@ -130,6 +134,15 @@ class Packing:
             raise DecodeError(f"a packed block of {len(data):,} bytes does not begin as one")
         data[0] -= coded.BLOCK
         return _parted(self.unpack_one(data))
+
+    def value(self, stored: Any, ordinal: int) -> bytes:
+        """A raw value, as it was packed, by itself (ordinal -1) or in a block. Raises DecodeError."""
+        if ordinal < 0:
+            return self.unpack_one(stored)
+        _, values = self.block(stored)
+        if ordinal >= len(values):
+            raise DecodeError(coded.WRONG[coded.TABLE])
+        return values[ordinal]
 
     # -- the reserved entry --------------------------------------------------------------------------------------------
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from pario.comm.base import AnyWorld, together
-from pario.errors import CorruptedError, ParioError
+from pario.errors import CorruptedError, DecodeError, ParioError
 from pario.locate.base import Index
+from pario.records import Records
 
 if TYPE_CHECKING:
     from pario.codec.packing import Packing
@@ -48,6 +52,25 @@ def packing_of(entry: bytes, n: int, path: str, rank: int = 0, *, records: bool 
         return packing
     except ParioError as e:
         raise e.at(path=path, rank=rank, record=n) from None  # type: ignore[misc]
+
+
+def find_keys_within(index: Index, unpacking: Unpacking | None, read: Callable[[np.ndarray], Records]) -> None:
+    """Let the index give keys of records that lie in blocks. read(ids) : their values as they lie in the file
+
+    Its `keys` then raises DecodeError for records of a block that is damaged, and what `read` raises.
+    """
+    if unpacking is None or not unpacking.has_blocks:
+        return
+
+    def keys_within(ids: np.ndarray) -> list[bytes]:
+        of_entries = index.entry_keys(ids)
+        keys, failures = unpacking.keys(read(ids), of_entries)
+        for row, why in failures:
+            record = int(ids[row])
+            raise DecodeError(why, path=index.files.path_of(record), record=record, key=of_entries[row])
+        return keys
+
+    index.keys_within = keys_within
 
 
 def refuse_blocks(packing: Packing, path: str) -> Packing:

@@ -18,7 +18,7 @@ from pario.comm.base import AnyWorld
 from pario.comm.farewell import guard
 from pario.comm.world import get_world
 from pario.dataset.file import DataFile
-from pario.dataset.packed import open_packed
+from pario.dataset.packed import find_keys_within, open_packed
 from pario.dataset.several import checks_of, open_several
 from pario.errors import ClosedError, DecodeError, FileError, MissingError, OptionError, ParioError, SnapshotError
 from pario.fetch.pool import STOP_S
@@ -124,8 +124,7 @@ class Reader:
             self._open(db, save_index, progress)
             self.unpacking = open_packed(self.index, self.world)
             self.packing = None if self.unpacking is None else self.unpacking.packings[0]
-            if self.unpacking is not None and self.unpacking.has_blocks:
-                self.index.keys_within = self._keys_within
+            find_keys_within(self.index, self.unpacking, partial(self.read_stored, verify=False))
             if verify:
                 pool = self.file.pool if self.world.rank == 0 else None
                 self.sums = open_sums(self.index, pool, self.world)
@@ -262,17 +261,6 @@ class Reader:
         """The keys of these records."""
         self.file.check_open()
         return self.index.keys(np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), dtype=np.int64))
-
-    def _keys_within(self, ids: np.ndarray) -> list[bytes]:
-        """`keys` of records in blocks, which are read and unpacked."""
-        assert self.unpacking is not None
-        of_entries = self.index.entry_keys(ids)
-        keys, failures = self.unpacking.keys(self.read_stored(ids, verify=False), of_entries)
-        for row, why in failures:
-            record = int(ids[row])
-            where, entry = self.index.files.path_of(record), of_entries[row]
-            raise DecodeError(why, path=where, rank=self.world.rank, record=record, key=entry)
-        return keys
 
     def save_index(self) -> None:
         """Save the index that an epoch without one has found; on rank 0."""
