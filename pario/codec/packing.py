@@ -123,7 +123,7 @@ class Packing:
         """i64[m], the entry that each of these records lies in."""
         return np.searchsorted(self.firsts, records, side="right") - 1
 
-    def is_block(self, value: bytes) -> bool:
+    def is_block(self, value: bytes | bytearray) -> bool:
         """Whether several records were packed to this value."""
         return self.counts is not None and value[:1] >= bytes([coded.BLOCK])
 

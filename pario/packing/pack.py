@@ -235,7 +235,7 @@ class _Job:
                     key = _key_for(items, names, writer.longest_key)
                 if packs and done <= items.n:
                     assert choose is not None
-                    packing = self._packing(number, items, choose, done, alone=bool(names) or "source" in opened.more)
+                    packing = self._packing(number, items, choose, done, alone=bool(names))
         packing, done, known = world.bcast((packing, done, packing is not None or not packs or done > items.n))
         if not known:
             return False
