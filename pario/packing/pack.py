@@ -46,11 +46,14 @@ _SMALL = 64 << 10
 _CHOICE_BYTES, _BATCH, _STORE = 16 << 20, 256, 200e6
 #: It must save this share of what is stored without it, since decoding looks it up.
 _PAYS = 0.03
-#: Bytes of values in a block of `auto`, which looks for some if records have at most so many on average, and takes
-#: them if they save this share of the entries.
-_BLOCK, _SMALL_MEAN, _BLOCK_PAYS = 4096, 1024, 0.15
-#: What LMDB takes for a node and its place in the page, and the header of the value.
-_NODE = 15
+#: Blocks of `auto`, in bytes of values; it looks for some if records have at most so many on average, takes the
+#: smallest whose pages are at most this share more than the fewest, and some only if they save this share. (JSON of
+#: 0.2 KB: between 2 and 8 KiB it is the waste at the ends of pages that differs, up to a tenth.)
+_BLOCKS, _SMALL_MEAN, _NEARLY, _BLOCK_PAYS = (2048, 3072, 4096, 6144, 8192), 1024, 0.03, 0.15
+#: Runs of neighbours that are sampled.
+_RUNS = 48
+#: What a page of LMDB's has for nodes, and a node takes beside its key and value.
+_PAGE, _NODE = 4080, 10
 
 
 @dataclass(frozen=True)
@@ -348,19 +351,21 @@ def block_counts(items: Items, nbytes: int) -> np.ndarray:
     """i64[entries]: how many neighbours share each entry, by sizes and keys alone: values of at most `nbytes` together,
     each with 16 bytes for its key. What is larger than half of that, or a meta record (locate/meta.py), stands alone.
     """
-    cost = np.minimum(items.sizes, nbytes) + 16
-    large = items.sizes > min(nbytes // 2, MOST_VALUE)
-    large[_meta_ids(items)] = True
-    through, counts, at = np.cumsum(cost), list[int](), 0
-    walls = [*np.flatnonzero(large).tolist(), items.n]
-    for wall in walls:
+    return _cut(items.sizes, nbytes, _meta_ids(items))
+
+
+def _cut(sizes: np.ndarray, nbytes: int, alone: list[int]) -> np.ndarray:
+    """`block_counts`. alone : records that share no entry"""
+    n, through, counts, at = len(sizes), np.cumsum(np.minimum(sizes, nbytes) + 16), list[int](), 0
+    large = sizes > min(nbytes // 2, MOST_VALUE)
+    large[alone] = True
+    for wall in [*np.flatnonzero(large).tolist(), n]:
         while at < wall:
             before = int(through[at - 1]) if at else 0
-            stop = int(np.searchsorted(through, before + nbytes, side="right"))
-            stop = min(max(stop, at + 1), wall)
+            stop = min(max(int(np.searchsorted(through, before + nbytes, side="right")), at + 1), wall)
             counts.append(stop - at)
             at = stop
-        if wall < items.n:
+        if wall < n:
             counts.append(1)
             at = wall + 1
     return np.array(counts, np.int64)
@@ -383,21 +388,32 @@ def chosen_block(items: Items, packing: Packing, nbytes: int | None, say: Callab
     """Bytes of values in a block; 0: there are to be none. Reads samples. nbytes : None: automatic; 0: none"""
     if nbytes is not None or items.n < 16 or items.nbytes > _SMALL_MEAN * items.n:
         return nbytes or 0
-    alone = together = 0
-    counts = block_counts(items, _BLOCK)
-    places = np.random.default_rng(0).integers(0, len(counts), 256)
-    firsts = np.cumsum(counts) - counts
-    for entry in np.unique(places).tolist():
-        count, first = counts[entry : entry + 1], int(firsts[entry])
-        ids = np.arange(first, first + int(count[0]))
-        records, keys = items.read(ids), items.keys(first, first + int(count[0]))
-        alone += int(packing.pack_many(records)[2].sum()) + sum(map(len, keys)) + _NODE * len(ids)
-        last, _, packed = packing.pack_entries(records, keys, count)
-        together += int(packed.sum()) + len(last[0]) + _NODE
-    if together >= (1 - _BLOCK_PAYS) * alone:
+    run = max(4, int(4 * _BLOCKS[-1] * items.n / max(1, items.nbytes)))
+    begins = np.unique(np.random.default_rng(0).integers(0, max(1, items.n - run), _RUNS)).tolist()
+    runs = [(items.read(np.arange(a, b)), items.keys(a, b)) for a in begins for b in [min(a + run, items.n)]]
+    pages = {size: _pages(packing, runs, size) for size in (0, *_BLOCKS)}
+    least = min(pages.values())
+    if least >= (1 - _BLOCK_PAYS) * pages[0]:
         return 0
-    say(f"blocks of {_BLOCK:,} bytes: about {together / alone:.0%} of what each record by itself would take")
-    return _BLOCK
+    size = next(size for size in _BLOCKS if pages[size] <= (1 + _NEARLY) * least)
+    say(f"blocks of {size:,} bytes: about {pages[size] / pages[0]:.0%} of the pages that each record by itself takes")
+    return size
+
+
+def _pages(packing: Packing, runs: Sequence[tuple[Records, list[bytes]]], nbytes: int) -> int:
+    """The pages of an LMDB that these neighbours take in blocks; nbytes : 0: each by itself."""
+    pages = room = 0
+    for records, keys in runs:
+        counts = _cut(records.nbytes, nbytes, []) if nbytes else np.ones(len(records), np.int64)
+        names, _, sizes = packing.pack_entries(records, keys, counts)
+        for key, size in zip(names, sizes.tolist(), strict=True):
+            node = _NODE + len(key) + size
+            if node > _PAGE // 2:  # a value beside the leaves
+                pages, node = pages - (-(size + _NODE) // _PAGE), 2 * _NODE + len(key)
+            if node > room:
+                pages, room = pages + 1, _PAGE
+            room -= node
+    return pages
 
 
 def packing_for(items: Items, spec: str, dictionary: int | None, say: Callable[[str], None]) -> Packing:
