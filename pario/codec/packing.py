@@ -43,6 +43,7 @@ _FORMS = (1, 2)
 _VERSION = 1
 _NAME = b"pario-packed"
 _LEAST_FILL = 4
+_NONE = np.empty(0, np.int64)
 #: records of a block, and bytes of a value in one
 MOST_RECORDS = MOST_VALUE = 0xFFFF
 #: LMDB's default limit of a key
@@ -297,20 +298,18 @@ class Packing:
         n = len(records)
         codes, starts = np.empty(n, np.int64), longs(starts)
         expected = np.full(n, -1, np.int64) if nbytes is None else longs(nbytes)
+        inside = _NONE if ordinals is None else longs(ordinals)
         with self._decoding() as hows:
-            given = (
+            failed = coded.unpack_values(
                 hows, address_of(records.data), records.data.nbytes, longs(records.starts), longs(records.nbytes),
-                address_of(out, written=True), out.nbytes, starts, expected,
+                address_of(out, written=True), out.nbytes, starts, expected, inside, codes,
             )  # fmt: skip
-            if ordinals is None:
-                failed = coded.unpack_values(*given, codes)
-            else:
-                failed = coded.unpack_blocks(*given, longs(ordinals), codes)
         if not failed:
             return []
         why = dict[int, str]()
-        if ordinals is not None:
-            why = self._unpack_blocks_by_packages(records, out, starts, expected, ordinals, codes)
+        for row in np.flatnonzero((codes[: len(inside)] == coded.LATER) & (inside >= 0)).tolist():
+            to = out[starts[row] :]
+            codes[row], why[row] = self._unpack_within(records[row], int(inside[row]), to, expected[row])
         if (codes == coded.LATER).any():
             why |= self._unpack_by_packages(records, out, starts, codes)
         return [(int(i), why.get(int(i), coded.WRONG[codes[i]])) for i in np.flatnonzero(codes != coded.OK)]
@@ -364,33 +363,16 @@ class Packing:
         coded.check_values(address_of(records.data), firsts, rows, address_of(out), starts, sizes, codes)
         return why
 
-    def _unpack_blocks_by_packages(
-        self,
-        records: Records,
-        out: np.ndarray,
-        starts: np.ndarray,
-        expected: np.ndarray,
-        ordinals: np.ndarray,
-        codes: np.ndarray,
-    ) -> dict[int, str]:
-        """`_unpack_by_packages`, of the rows in blocks."""
-        why, block, place = dict[int, str](), (list[bytes](), list[bytes]()), -1
-        for row in np.flatnonzero((codes == coded.LATER) & (ordinals >= 0)).tolist():
-            try:
-                if int(records.starts[row]) != place:
-                    block = self.block(records[row])
-                    place = int(records.starts[row])
-                value = block[1][int(ordinals[row])]
-            except (DecodeError, IndexError) as error:
-                codes[row], why[row] = coded.TABLE, str(error)
-                continue
-            at = int(starts[row])
-            codes[row] = coded.OK if expected[row] in (-1, len(value)) else coded.SIZE
-            if codes[row] == coded.OK and not 0 <= at <= out.nbytes - len(value):
-                codes[row] = coded.ROOM
-            if codes[row] == coded.OK:
-                out[at : at + len(value)] = np.frombuffer(value, np.uint8)
-        return why
+    def _unpack_within(self, block: np.ndarray, ordinal: int, out: np.ndarray, expected: int) -> tuple[int, str]:
+        """(code, why) of a value in a block, which is written to `out`; by a package. expected : bytes, or -1"""
+        try:
+            value = self.value(block, ordinal)
+        except DecodeError as error:
+            return coded.BAD, error.what
+        if len(value) > len(out) or expected not in (-1, len(value)):
+            return coded.SIZE, coded.WRONG[coded.SIZE]
+        out[: len(value)] = np.frombuffer(value, np.uint8)
+        return coded.OK, ""
 
     def unpack_one(self, value: Any) -> bytes:
         """The raw value. Raises DecodeError."""

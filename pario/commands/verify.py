@@ -180,10 +180,10 @@ def _saved_sums(dataset: Dataset, name: bytes | None, n: int) -> tuple[np.ndarra
     return None, f"no checksums fit ({'; '.join(unfit)}); {anew}" if unfit else f"no checksums; {anew}"
 
 
-def _first_records(packing: Packing | None, first: int, n: int) -> np.ndarray:
-    """i64[m <= n], ids of the first records of n entries, of which the reserved one has none. first : entry"""
+def _first_records(packing: Packing | None, first: int, n: int, most: int) -> np.ndarray:
+    """i64[m <= n], ids of the first records of n entries from `first` on, without the reserved one; less than `most`"""
     ids = np.arange(first, first + n) if packing is None else packing.firsts[first : first + n]
-    return np.asarray(ids)
+    return np.asarray(ids[ids < most])
 
 
 def _other_values(
@@ -193,7 +193,7 @@ def _other_values(
 
     saved : u64[n], by record; first : number of this rank's first entry
     """
-    ids = _first_records(packing, first, check.records)
+    ids = _first_records(packing, first, check.records, len(saved))
     theirs = saved[ids]
     mine = np.array(check.sums, np.uint64)[: len(theirs)]  # not of the reserved entry of packed values
     other = np.flatnonzero(mine != theirs)
@@ -292,7 +292,7 @@ def _first_elsewhere(
 ) -> CorruptedError | None:
     """The error about this rank's first record that the index places elsewhere, if there is one."""
     offsets, sizes = np.array(check.offsets, np.int64), np.array(check.sizes, np.int64)
-    ids = _first_records(packing, first, check.records)
+    ids = _first_records(packing, first, check.records, index.n)
     theirs = index.extents[ids]
     offsets, sizes = offsets[: len(theirs)], sizes[: len(theirs)]  # not the reserved entry of packed values
     elsewhere = (theirs["offset"] != offsets) | (theirs["nbytes"] != sizes)

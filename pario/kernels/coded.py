@@ -231,36 +231,6 @@ def _unpacked(hows, at, head, n, dst, size, word, lanes, scratch):  # type: igno
 
 
 @inner
-def _unpacked_to(hows, data, data_bytes, start, n, out, out_bytes, to, expected, word, lanes, scratch):  # type: ignore[no-untyped-def]
-    """The code of the packed value of n bytes at data + start, which is written to out + to."""
-    code, size, head = _checked_header(hows, data, data_bytes, start, n, expected)
-    if code != OK:
-        return code
-    if not _inside(to, size, out_bytes):
-        return ROOM
-    return _unpacked(hows, data + start, head, n, out + to, size, word, lanes, scratch)
-
-
-@kernel
-def unpack_values(hows, data, data_bytes, starts, nbytes, out, out_bytes, out_starts, expected, codes):  # type: ignore[no-untyped-def]
-    """Like `decode_values` for packed values: value i has expected[i] bytes, or as many as its header says where
-    expected[i] is -1.
-
-    hows : i64[slots, HOW]; rows of codecs without a C function keep the code LATER.
-    """
-    word, failed = np.zeros(1, np.int64), 0
-    lanes, scratch = np.empty(8, np.uint64), np.empty(SCRATCH, np.uint8)
-    for i in range(len(starts)):
-        to, wanted = out_starts[i], expected[i]
-        code = _unpacked_to(
-            hows, data, data_bytes, starts[i], nbytes[i], out, out_bytes, to, wanted, word, lanes, scratch
-        )
-        codes[i] = code
-        failed += code != OK
-    return failed
-
-
-@inner
 def _block_size(hows, data, data_bytes, start, n):  # type: ignore[no-untyped-def]
     """(code, bytes that it unpacks to, bytes of the header) of the packed block of n bytes at data + start."""
     if not _inside(start, n, data_bytes):
@@ -293,22 +263,26 @@ def _in_block(block, k):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def unpack_blocks(hows, data, data_bytes, starts, nbytes, out, out_bytes, out_starts, expected, ordinals, codes):  # type: ignore[no-untyped-def]
-    """Like `unpack_values`, of a database that has blocks: value i is that of record ordinals[i] of the block of
-    nbytes[i] bytes at data + starts[i], or, where ordinals[i] is -1, stands there by itself.
+def unpack_values(hows, data, data_bytes, starts, nbytes, out, out_bytes, out_starts, expected, ordinals, codes):  # type: ignore[no-untyped-def]
+    """Like `decode_values` for packed values: value i has expected[i] bytes, or as many as its header says where
+    expected[i] is -1.
 
-    Neighbouring rows of one block unpack it once.
+    hows : i64[slots, HOW]; rows of codecs without a C function keep the code LATER.
+    ordinals : i64[n], which one of the block at data + starts[i] value i is; -1: it stands there by itself, as all do
+        if there are none. Neighbouring rows of one block unpack it once.
     """
     word, failed = np.zeros(1, np.int64), 0
     lanes, scratch = np.empty(8, np.uint64), np.empty(SCRATCH, np.uint8)
-    memory, size = np.empty(1 << 14, np.uint8), np.int64(0)
+    memory, size = np.empty(1 << 14 if len(ordinals) else 1, np.uint8), np.int64(0)
     at, of, found = np.int64(-1), np.int64(-1), OK
     for i in range(len(starts)):
         to, wanted = out_starts[i], expected[i]
-        if ordinals[i] < 0:
-            code = _unpacked_to(
-                hows, data, data_bytes, starts[i], nbytes[i], out, out_bytes, to, wanted, word, lanes, scratch
-            )
+        if len(ordinals) == 0 or ordinals[i] < 0:
+            code, n, head = _checked_header(hows, data, data_bytes, starts[i], nbytes[i], wanted)
+            if code == OK:
+                code = ROOM
+                if _inside(to, n, out_bytes):
+                    code = _unpacked(hows, data + starts[i], head, nbytes[i], out + to, n, word, lanes, scratch)
         else:
             if starts[i] != at or nbytes[i] != of:
                 at, of = starts[i], nbytes[i]
@@ -318,16 +292,14 @@ def unpack_blocks(hows, data, data_bytes, starts, nbytes, out, out_bytes, out_st
                         memory = np.empty(size, np.uint8)
                     dst = np.int64(memory.ctypes.data)
                     found = _unpacked(hows, data + at, head, of, dst, size, word, lanes, scratch)
-            code = found
+            code, begin, n = found, np.int64(0), np.int64(0)
             if code == OK:
                 begin, n = _in_block(memory[:size], ordinals[i])
-                if begin < 0:
-                    code = TABLE
-                elif wanted >= 0 and n != wanted:
-                    code = SIZE
-                elif not _inside(to, n, out_bytes):
-                    code = ROOM
-                else:
+                code = TABLE if begin < 0 else SIZE if wanted >= 0 and n != wanted else OK
+            if code == OK:
+                code = ROOM
+                if _inside(to, n, out_bytes):
+                    code = OK
                     copy_memory(out + to, np.int64(memory.ctypes.data) + begin, n)
         codes[i] = code
         failed += code != OK

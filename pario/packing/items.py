@@ -149,7 +149,10 @@ class ReaderItems(Items):
         self.sizes = np.ascontiguousarray(stored) if self.packing is None else self.packing.sizes
 
     def keys(self, begin: int, stop: int) -> list[bytes]:
-        return self._reader.keys(np.arange(begin, stop))
+        try:
+            return self._reader.keys(np.arange(begin, stop))
+        except DecodeError as e:
+            raise _damaged(e.what, self._reader.path, e.record, e.key) from None
 
     def read(self, ids: np.ndarray) -> Records:
         stored = self._reader.read_stored(ids)
@@ -160,7 +163,7 @@ class ReaderItems(Items):
         out = np.empty(int(sizes.sum()), np.uint8)
         for row, reason in self.packing.unpack(stored, out, starts, sizes, self.packing.ordinals(ids)):
             record = int(ids[row])
-            raise _damaged(reason, self._reader.path, record, *self.keys(record, record + 1))
+            raise _damaged(reason, self._reader.path, record, self._reader.index.key_of(record))
         return Records(ids, out, starts, sizes)
 
     def close(self) -> None:
@@ -230,7 +233,7 @@ class TreeItems(Items):
         self._fetcher.close()
 
 
-def _damaged(reason: str, path: str, record: int, key: bytes) -> CorruptedError:
+def _damaged(reason: str, path: str, record: int | None, key: bytes | None) -> CorruptedError:
     hint = "Bring the file back from its source."
     return CorruptedError(f"a packed value is damaged: {reason}", path=path, record=record, key=key, hint=hint)
 
