@@ -11,7 +11,7 @@ import pytest
 from packed_sets import pack_copy, values_like_text
 
 import pario
-from pario.errors import CorruptedError, PeerError
+from pario.errors import CorruptedError, OptionError, PeerError
 from pario.options import RECIPES
 
 pytestmark = pytest.mark.mpi
@@ -28,12 +28,12 @@ def world():
     return MPI.COMM_WORLD
 
 
-@pytest.fixture(scope="module")
-def path(world, tmp_path_factory):
+@pytest.fixture(scope="module", params=[(), (9, 1, 60)], ids=["alone", "blocks"])
+def path(request, world, tmp_path_factory):
     place = None
     if world.rank == 0:
         items = [(b"%06d" % i, value) for i, value in enumerate(VALUES)]
-        place = os.fspath(pack_copy(tmp_path_factory.mktemp("packed") / "p", items, dictionary=True))
+        place = os.fspath(pack_copy(tmp_path_factory.mktemp("packed") / "p", items, dictionary=True, counts=request.param))
     return world.bcast(place)
 
 
@@ -55,6 +55,12 @@ def epoch(loader):
 @pytest.mark.full
 @pytest.mark.parametrize("recipe", sorted(RECIPES))
 def test_every_recipe_unpacks(path, recipe):
+    with pario.Reader(path, save_index=False) as reader:
+        has_blocks = reader.packing.counts is not None
+    if has_blocks and RECIPES[recipe].source == "per_rank":
+        with pytest.raises(OptionError, match="py-lmdb.*blocks.*Use another one"):
+            pario.Loader(path, 16, recipe=recipe)
+        return
     for shuffle in (False, "global"):
         more = {"recipe": recipe, "shuffle": shuffle, "save_index": False, "options": options()}
         with pario.Loader(path, 16, **more) as loader:

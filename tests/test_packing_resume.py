@@ -268,7 +268,7 @@ def test_a_wrong_value_never_gets_the_final_name(source: str, tmp_path: Path, mo
 
     monkeypatch.setattr(Packing, "pack_many", swapped)
     with pytest.raises(ChecksumError, match="not that of its source"):
-        packed([source], str(tmp_path / "packed"), dictionary="no")
+        packed([source], str(tmp_path / "packed"), dictionary="no", block="no")
     assert os.listdir(tmp_path) == ["source"]
 
 

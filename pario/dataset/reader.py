@@ -125,6 +125,10 @@ class Reader:
             self.unpacking = open_packed(self.index, self.world)
             self.packing = None if self.unpacking is None else self.unpacking.packings[0]
             find_keys_within(self.index, self.unpacking, partial(self.read_stored, verify=False))
+            if self.recipe.source == "per_rank" and self.index.keys_within is not None:
+                what = "this recipe reads records with py-lmdb, and some of these lie in blocks"
+                hint = "Use another one, or pack with --block no."
+                raise self.world.raised_by_all(OptionError(what, path=self.path, hint=hint))
             if verify:
                 pool = self.file.pool if self.world.rank == 0 else None
                 self.sums = open_sums(self.index, pool, self.world)
