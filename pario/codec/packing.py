@@ -23,13 +23,12 @@ import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cached_property
-from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 
 from pario.codec.base import Codec, Failures, address_of, as_bytes, longs
+from pario.codec.blocks import Entries
 from pario.codec.registry import make
 from pario.errors import CorruptedError, DecodeError, OptionError, VersionMismatchError
 from pario.kernels import coded
@@ -53,12 +52,11 @@ _SLOTS = coded.BLOCK - 1
 _PAYS = 5
 
 
-class Packing:
+class Packing(Entries):
     """Packs and unpacks the values of one database. Threads may share it; it can be pickled.
 
     codecs : those of the slots from 1 on; new values are packed by the first
     sizes : i64[n], the values' raw sizes in key order; empty while packing
-    counts : i64[entries], how many records each entry has, in key order: more than one are a block. None: one each
     more : further entries of the JSON, such as "prediction"
     parts : further bytes beside the dictionaries, by name
     """
@@ -71,7 +69,6 @@ class Packing:
         self.codecs = list(codecs)
         self.more = dict(more or {})
         self.parts: dict[str, bytes] = {}
-        self.counts: np.ndarray | None = None
         self._sizes = None if sizes is None else longs(sizes)
         self._table: tuple[bytes, int, str] | None = None  # deflated sizes, how many, dtype
         # Contexts of threads that unpacked: taking them from the codecs anew takes longer than unpacking a small value.
@@ -100,50 +97,6 @@ class Packing:
     @sizes.setter
     def sizes(self, sizes: np.ndarray) -> None:
         self._sizes, self._table = longs(sizes), None
-
-    # -- blocks: which record lies in which entry ----------------------------------------------------------------------
-
-    @property
-    def entries(self) -> int:
-        """Entries of the database, without the reserved one: records, or blocks of them."""
-        return self.n if self.counts is None else len(self.counts)
-
-    @cached_property
-    def firsts(self) -> np.ndarray:
-        """i64[entries], the first record of each."""
-        return np.arange(self.n) if self.counts is None else np.cumsum(self.counts) - self.counts
-
-    def ordinals(self, records: np.ndarray) -> np.ndarray | None:
-        """i64[m], which one of its block each of these records is; -1: it is in none. None: there are no blocks."""
-        if self.counts is None:
-            return None
-        entries = self.entries_of(records)
-        return np.where(self.counts[entries] > 1, records - self.firsts[entries], -1)
-
-    def entries_of(self, records: np.ndarray) -> np.ndarray:
-        """i64[m], the entry that each of these records lies in."""
-        return np.searchsorted(self.firsts, records, side="right") - 1
-
-    def is_block(self, value: bytes | bytearray) -> bool:
-        """Whether several records were packed to this value."""
-        return self.counts is not None and value[:1] >= bytes([coded.BLOCK])
-
-    def block(self, value: Any) -> tuple[list[bytes], list[bytes]]:
-        """(keys, values) of the block that was packed to `value`. Raises DecodeError."""
-        data = bytearray(value)
-        if not data or data[0] < coded.BLOCK:
-            raise DecodeError(f"a packed block of {len(data):,} bytes does not begin as one")
-        data[0] -= coded.BLOCK
-        return _parted(self.unpack_one(data))
-
-    def value(self, stored: Any, ordinal: int) -> bytes:
-        """A raw value, as it was packed, by itself (ordinal -1) or in a block. Raises DecodeError."""
-        if ordinal < 0:
-            return self.unpack_one(stored)
-        _, values = self.block(stored)
-        if ordinal >= len(values):
-            raise DecodeError(coded.WRONG[coded.TABLE])
-        return values[ordinal]
 
     # -- the reserved entry --------------------------------------------------------------------------------------------
 
@@ -446,27 +399,6 @@ def _counts(said: dict[str, Any], parts: bytes) -> np.ndarray | None:
         return counts
     except DAMAGED as error:
         raise CorruptedError(f"the reserved entry of a packed database is damaged: {error}", hint=_LOST) from None
-
-
-def _parted(block: bytes) -> tuple[list[bytes], list[bytes]]:
-    """(keys, values) of a block. Raises DecodeError."""
-    n = int.from_bytes(block[: coded.BLOCK_HEAD], "little")
-    at = coded.BLOCK_HEAD + 6 * n
-    if not 0 < at <= len(block) or not n:
-        raise DecodeError(coded.WRONG[coded.TABLE])
-    table = np.frombuffer(block, np.uint8, 6 * n, coded.BLOCK_HEAD).reshape(2, 3, n).astype(np.int64)
-    shared, rest, sizes = (table[0] << 8 | table[1]).tolist()
-    keys, key = list[bytes](), b""
-    for same, more in zip(shared, rest, strict=True):
-        if same > len(key):
-            raise DecodeError(coded.WRONG[coded.TABLE])
-        key = key[:same] + block[at : at + more]
-        at += more
-        keys.append(key)
-    ends = list(accumulate(sizes, initial=at))
-    if ends[-1] != len(block):
-        raise DecodeError(coded.WRONG[coded.TABLE])
-    return keys, [block[a:b] for a, b in pairwise(ends)]
 
 
 def _part(parts: bytes, where: Sequence[int]) -> bytes:

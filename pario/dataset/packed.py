@@ -71,10 +71,3 @@ def find_keys_within(index: Index, unpacking: Unpacking | None, read: Callable[[
         return keys
 
     index.keys_within = keys_within
-
-
-def refuse_blocks(packing: Packing, path: str) -> Packing:
-    """The packing, of records beside named databases, which no pario puts into blocks. Raises CorruptedError."""
-    if packing.counts is not None:
-        raise CorruptedError("blocks of records lie beside named databases", path=path)
-    return packing

@@ -26,7 +26,7 @@ from pario.fetch.resolve import FETCHERS, Paths, as_paths
 from pario.fetch.snapshot import read_snapshot
 from pario.format.meta import Snapshot
 from pario.kernels.jit import tell_cache_problem, warm_up
-from pario.locate.base import Index
+from pario.locate.base import Index, key_of
 from pario.locate.database import Database
 from pario.locate.open import open_index
 from pario.locate.sidecar import Saved, find_saved
@@ -371,7 +371,7 @@ def _unpacked(reader: Reader, records: Records) -> Records:
     values, failures = reader.unpacking.unpacked(records)
     for row, why in failures:
         record = int(records.ids[row])
-        where, key = reader.index.files.path_of(record), reader.index.key_of(record)
+        where, key = reader.index.files.path_of(record), key_of(reader.index, record)
         raise DecodeError(why, path=where, rank=reader.world.rank, record=record, key=key)
     return values
 

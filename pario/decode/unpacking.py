@@ -149,12 +149,12 @@ class Unpacking:
             ordinals = packing.ordinals(self._own(records.ids[rows])) if packing is not None else None
             if packing is None or ordinals is None:
                 continue
-            place, block, why = -1, list[bytes](), ""
+            begin, block, why = -1, list[bytes](), ""
             for row, k in zip(rows.tolist(), ordinals.tolist(), strict=True):
                 if k < 0:
                     continue
-                if place != records.starts[row]:
-                    place, why = int(records.starts[row]), ""
+                if begin != records.starts[row]:
+                    begin, why = int(records.starts[row]), ""
                     try:
                         block = packing.block(records[row])[0]
                     except DecodeError as error:

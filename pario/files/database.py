@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -94,7 +94,7 @@ class Database:
         if self.packed is None or self.packed.packing.counts is None:
             return self._entries
         db = self._entries.tree.db
-        return Keys(self._read_page, self._snapshot, db, self._fetcher.path, self._unblock)
+        return Keys(self._read_page, self._snapshot, db, self._fetcher.path, partial(_unblock, self))
 
     @cached_property
     def packed(self) -> Packed | None:
@@ -137,17 +137,6 @@ class Database:
     def is_hidden(self, key: bytes) -> bool:
         """Whether this is the reserved entry of a packed database."""
         return self.packed is not None and key == self.packed.key
-
-    def _unblock(self, node: Node) -> tuple[list[bytes], list[bytes]] | None:
-        assert self.packed is not None  # there are blocks
-        if node.flags & ~F_BIGDATA or node.key == self.packed.key:
-            return None
-        stored = bytearray(node.nbytes)
-        self._read(node, memoryview(stored))
-        try:
-            return self.packed.packing.block(stored) if self.packed.packing.is_block(stored) else None
-        except ParioError as e:
-            raise _damaged(e.what, node, self.path) from e
 
     def size(self, node: Node | Inside) -> int:
         """Bytes of the record, as they come out of a packed one. Raises CorruptedError."""
@@ -234,7 +223,7 @@ class Database:
         """Bytes [offset, offset + nbytes) of the record, or up to its end. Of a packed record all of it is unpacked."""
         size = self.size(node)
         nbytes = max(0, min(nbytes, size - offset))
-        if self.packed is None and isinstance(node, Node) and node.flags & F_BIGDATA and nbytes:
+        if self.packed is None and not isinstance(node, Inside) and node.flags & F_BIGDATA and nbytes:
             run = node.overflow()
             if offset == 0:
                 out = bytearray(nbytes)
@@ -252,7 +241,7 @@ class Database:
         """The named database whose record is item i of a leaf page of the main one."""
         name = clean_name(leaf.key(i), self._snapshot)
         node = leaf.node(i)
-        assert isinstance(node, Node)  # no block
+        assert not isinstance(node, Inside)  # which has no such flags
         return Database(self._fetcher, self._snapshot, node.db(), name, self._copy)
 
     def named(self, name: bytes) -> tuple[Leaf, int] | None:
@@ -317,6 +306,18 @@ class Database:
             raise read_error(self._fetcher.path, begin, wanted, 0, e.errno or 0) from e
         check_overflow(bytes(head), run, self._snapshot)
         check_snapshot(self._fetcher, self._snapshot)
+
+
+def _unblock(db: Database, node: Node) -> tuple[list[bytes], list[bytes]] | None:
+    assert db.packed is not None  # there are blocks
+    if node.flags & ~F_BIGDATA or node.key == db.packed.key:
+        return None
+    stored = bytearray(node.nbytes)
+    db._read(node, memoryview(stored))
+    try:
+        return db.packed.packing.block(stored) if db.packed.packing.is_block(stored) else None
+    except ParioError as e:
+        raise _damaged(e.what, node, db.path) from e
 
 
 def _damaged(why: str, node: Node, path: str) -> CorruptedError:

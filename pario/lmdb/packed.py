@@ -217,14 +217,14 @@ PackedValues.cursor = PackedValues.of_entries = PackedCursor
 
 class BlockCursor(PackedCursor):
     """A cursor over the records of a database that has blocks of them in its entries. The words say in which entry it
-    stands, `_place` (keys, values, number) where in its block; None: the entry is one record.
+    stands, `_inside` (keys, values, number) where in its block; None: the entry is one record.
     """
 
     __slots__ = ()
 
     def _land(self, number: int) -> None:
         """It has come to another entry, at its record `number`; -1: the last one."""
-        self._place = None
+        self._inside = None
         value = _look(self._at, abi.VALUE)
         if value.__class__ is bytearray:
             raise self._error(value, "read")
@@ -234,17 +234,17 @@ class BlockCursor(PackedCursor):
             self._words[abi.C_VALID] = 0
             raise
         if block is not None:
-            self._place = [*block, number % len(block[0])]
+            self._inside = [*block, number % len(block[0])]
 
     def _go(self, op: int) -> bool:
         if self._given is not None:
             self._settle()
-        words, place, step = self._words, self._place, 0
-        if words[abi.C_SET] and place is not None and op not in (abi.FIRST, abi.LAST, abi.FIRST_DUP, abi.LAST_DUP):
+        words, inside, step = self._words, self._inside, 0
+        if words[abi.C_SET] and inside is not None and op not in (abi.FIRST, abi.LAST, abi.FIRST_DUP, abi.LAST_DUP):
             step = -1 if op in _BACK else 1
-        if step and not (step > 0 and words[abi.C_END]) and 0 <= place[2] + step < len(place[0]):
+        if step and not (step > 0 and words[abi.C_END]) and 0 <= inside[2] + step < len(inside[0]):
             self._check()
-            place[2] += step
+            inside[2] += step
             words[abi.C_END], words[abi.C_VALID] = 0, 1
             return True
         if not super()._go(op):
@@ -256,14 +256,14 @@ class BlockCursor(PackedCursor):
         if op not in (abi.SET_KEY, abi.SET_RANGE):
             return super()._seek(op, key, value)  # raises
         key = key if key.__class__ is bytes else abi.plain_bytes(key)
-        self._place = None
+        self._inside = None
         if not super()._seek(abi.SET_RANGE, key, value):
             return False
         self._land(0)
-        place, order = self._place, self._packed.order
-        if place is not None:
-            place[2] = bisect_left(place[0], order(key), hi=len(place[0]) - 1, key=order)
-        found = place[0][place[2]] if place is not None else _look(self._at, abi.KEY)
+        inside, order = self._inside, self._packed.order
+        if inside is not None:
+            inside[2] = bisect_left(inside[0], order(key), hi=len(inside[0]) - 1, key=order)
+        found = inside[0][inside[2]] if inside is not None else _look(self._at, abi.KEY)
         if op == abi.SET_KEY and found != key:
             self._stand_nowhere()
             return False
@@ -272,11 +272,11 @@ class BlockCursor(PackedCursor):
     def _look(self, what: int) -> Any:
         if self._given is not None:
             self._settle()
-        place = self._place
-        if place is None or not self._words[abi.C_VALID]:
+        inside = self._inside
+        if inside is None or not self._words[abi.C_VALID]:
             return super()._look(what)
         self._check()
-        keys, values, number = place
+        keys, values, number = inside
         item = keys[number], values[number]
         return Cursor._wrapped(self, [item if what == abi.ITEM else item[what != abi.KEY]], what)[0]
 
@@ -318,7 +318,6 @@ def find_packed(store: Any, handle: Any) -> PackedValues | None:
     if _NAME not in key and _NAME[::-1] not in key and key.strip(b"\xff"):
         return None
     from pario.codec.packing import MAGIC, Packing
-    from pario.dataset.packed import refuse_blocks
     from pario.format.tree import key_order
     from pario.locate.hidden import looks_reserved
 
@@ -335,7 +334,7 @@ def find_packed(store: Any, handle: Any) -> PackedValues | None:
             # More entries than there are packed values and the reserved one. (Most have none: nothing more is read.)
             names = _names(store, handle.db.md_entries - 1 - packing.entries)
             if names:
-                refuse_blocks(packing, store.file.path)
+                packing.refuse_blocks(store.file.path)
     except ParioError as e:
         raise errors.translated(e.at(path=store.file.path), "opening a packed database") from e  # type: ignore[arg-type]
     return PackedValues(key, start, packing, store.file.path, names, key_order(flags, store.snapshot.layout))

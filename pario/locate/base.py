@@ -200,23 +200,12 @@ class Index(ABC):
         wanted = self.checked(ids)
         if len(wanted) <= len(self._ends) and all(i in self._ends for i in wanted.tolist()):
             return [self._ends[i] for i in wanted.tolist()]  # everybody asks for these: nobody opens a table for them
-        return self._keys_of(wanted) if self.keys_within is None else self.keys_within(wanted)
+        return self.entry_keys(wanted) if self.keys_within is None else self.keys_within(wanted)
 
+    @abstractmethod
     def entry_keys(self, ids: np.ndarray) -> list[bytes]:
         """The keys that the database has for the entries in which these records (i64[m], in 0..n-1) lie: of a block
         of records the last one's. (codec/packing.py)"""
-        return self._keys_of(ids)
-
-    def key_of(self, record: int) -> bytes:
-        """A record's key, for a message: in a damaged block that of its last record."""
-        try:
-            return self.keys([record])[0]
-        except DecodeError:
-            return self.entry_keys(np.array([record]))[0]
-
-    @abstractmethod
-    def _keys_of(self, ids: np.ndarray) -> list[bytes]:
-        """`keys`, of others than those that every rank has."""
 
     @abstractmethod
     def group_bytes(self, schedule: Schedule, node_size: int, align: int, chosen: Selection | None = None) -> int:
@@ -253,3 +242,9 @@ class Index(ABC):
         return wanted
 
 
+def key_of(index: Index, record: int) -> bytes:
+    """A record's key, for a message: in a damaged block that of its last record."""
+    try:
+        return index.keys([record])[0]
+    except DecodeError:
+        return index.entry_keys(np.array([record]))[0]

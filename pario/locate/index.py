@@ -121,7 +121,7 @@ class RecordIndex(Index):
     def places(self, ids: np.ndarray) -> np.ndarray:
         return self._places.extents[ids]
 
-    def _keys_of(self, ids: np.ndarray) -> list[bytes]:
+    def entry_keys(self, ids: np.ndarray) -> list[bytes]:
         with self._lock:
             if callable(self._keys):
                 self._keys = self._keys()

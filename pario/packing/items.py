@@ -16,7 +16,7 @@ import numpy as np
 
 from pario.codec.packing import Packing
 from pario.comm.base import AnyWorld, together
-from pario.dataset.packed import packing_of, refuse_blocks
+from pario.dataset.packed import packing_of
 from pario.dataset.reader import Reader
 from pario.errors import CorruptedError, DecodeError, FileError
 from pario.fetch.posix import PosixFetcher
@@ -24,6 +24,7 @@ from pario.fetch.snapshot import check_snapshot, read_snapshot
 from pario.format.layout import F_BIGDATA, F_SUBDATA, MDB_DUPSORT
 from pario.format.meta import Snapshot
 from pario.format.tree import Tree, database_names, named_database, names_in
+from pario.locate.base import key_of
 from pario.locate.hidden import is_entry, looks_reserved
 from pario.records import Records
 
@@ -163,7 +164,7 @@ class ReaderItems(Items):
         out = np.empty(int(sizes.sum()), np.uint8)
         for row, reason in self.packing.unpack(stored, out, starts, sizes, self.packing.ordinals(ids)):
             record = int(ids[row])
-            raise _damaged(reason, self._reader.path, record, self._reader.index.key_of(record))
+            raise _damaged(reason, self._reader.path, record, key_of(self._reader.index, record))
         return Records(ids, out, starts, sizes)
 
     def close(self) -> None:
@@ -197,7 +198,8 @@ class TreeItems(Items):
             entry = self._value(len(self._keys) - 1)
             if is_entry(entry):
                 del self._keys[-1], self._values[-1]
-                self.packing = refuse_blocks(packing_of(entry, len(self._keys), database.path), database.path)
+                self.packing = packing_of(entry, len(self._keys), database.path)
+                self.packing.refuse_blocks(database.path)
         self.n = len(self._keys)
         stored = (value[1] if isinstance(value, tuple) else len(value) for value in self._values)
         self.sizes = np.fromiter(stored, np.int64, self.n) if self.packing is None else np.asarray(self.packing.sizes)
