@@ -79,7 +79,7 @@ def _check_leaves(pages: PageReader, database: Database, record: Db, places: Pla
         same = first >= before and np.array_equal(places.extents[first:stop], scan.extents)
         if not same or (number == 1 and first) or (number == len(leaves) and stop != n):
             raise ValueError(f"the records of leaf page {pgno} lie elsewhere, or have other numbers")
-        if number - 1 in keyed and keys.get(np.arange(first, stop)) != entry_keys(scan):
+        if number - 1 in keyed and keys.get(np.arange(first, stop)) != _keys_of(scan):
             raise ValueError(f"the records of leaf page {pgno} have other keys")
         before = stop
 
@@ -110,7 +110,7 @@ def _scanned(page: np.ndarray, pgno: int, database: Database, record: Db) -> Lea
     return scan
 
 
-def entry_keys(scan: LeafScan) -> list[bytes]:
+def _keys_of(scan: LeafScan) -> list[bytes]:
     """The key of each record."""
     keys, counts = scan.keys(), scan.key_counts
     if counts is None:
