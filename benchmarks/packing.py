@@ -97,7 +97,7 @@ def bare(records: Records, spec: str, threads: int) -> np.ndarray:
 def packed(source: str, target: str, spec: str, verify: bool) -> np.ndarray:
     """f64[2], as `timed`."""
     shutil.rmtree(target, ignore_errors=True)
-    options = PackOptions(codec=spec, dictionary="no", verify=verify)
+    options = PackOptions(codec=spec, dictionary="no", block="no", verify=verify)
     silent = Talk(lambda text: None, lambda *_: lambda done: None)
     with Solo() as world:
         return timed(lambda: pack(world, [source], target, options, silent))

@@ -14,6 +14,7 @@ from pario.codec.base import Codec
 from pario.codec.packing import Packing, reserved_key
 from pario.codec.registry import make
 from pario.codec.zstd import train
+from pario.records import Records
 
 __all__ = ["pack_copy", "values_like_text", "write"]
 
@@ -51,12 +52,23 @@ def pack_copy(
     reverse: bool = False,
     integer: int = 0,
     more: dict[str, Any] | None = None,
+    counts: Sequence[int] = (),
 ) -> Path:
-    """The same records packed, as docs/packing.md says; `items` are in the order of the database."""
+    """The same records packed, as docs/packing.md says; `items` are in the order of the database.
+
+    counts : how many records each entry has, over and over; (): one
+    """
     if codecs is None:
         codecs = [make("zstd", 3, train([value for _, value in items], 4096) if dictionary else b"")]
     packing = Packing(codecs, more=more)
     packed = [(key, packing.pack(value)) for key, value in items]
+    if counts and items:
+        ends = np.cumsum(np.resize(counts, len(items)))
+        packing.counts = np.diff(np.append(ends[ends < len(items)], len(items)), prepend=0)
+        records = Records.of(np.arange(len(items)), [value for _, value in items])
+        keys, data, nbytes = packing.pack_entries(records, [key for key, _ in items], packing.counts)
+        stops = np.cumsum(nbytes)
+        packed = [(key, data[b - n : b].tobytes()) for key, b, n in zip(keys, stops, nbytes, strict=True)]
     packing.sizes = np.array([len(value) for _, value in items])
     last = items[-1][0] if items else None
     # Reversed, keys of numbers are bytes like others.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pickle
 import struct
@@ -123,6 +124,107 @@ def test_a_damaged_byte_is_found() -> None:
         PLAIN.unpack_one(packed[:1] + b"\0\0\0\0" + packed[5:])
 
 
+CODECS = ["zstd:3", "lz4", "deflate", "lzma", "raw"]
+
+
+def blocks_of(spec: str, items: list[tuple[bytes, bytes]], counts: list[int]) -> tuple[Packing, list[bytes]]:
+    """(how they are packed, the packed entries)"""
+    made = Packing([parse(spec)])
+    made.counts, made.sizes = np.array(counts), np.array([len(value) for _, value in items])
+    values = records_of([value for _, value in items])
+    keys, data, nbytes = made.pack_entries(values, [key for key, _ in items], made.counts)
+    ends = np.cumsum(counts).tolist()
+    assert keys == [items[end - 1][0] for end in ends], "an entry has its last key"
+    stops = np.cumsum(nbytes).tolist()
+    return Packing.from_entry(made.entry()), [data[b - n : b].tobytes() for b, n in zip(stops, nbytes, strict=True)]
+
+
+def picked(
+    packing: Packing, packed: list[bytes], ids: np.ndarray, sizes: np.ndarray | None = None
+) -> tuple[list[bytes], list[tuple[int, str]]]:
+    """(values of these records, failures), unpacked between bytes that nobody may change."""
+    lying = records_of(packed)
+    entries = packing.entries_of(ids)
+    records = Records(ids, lying.data, lying.starts[entries], lying.nbytes[entries])
+    sizes = packing.sizes[ids] if sizes is None else sizes
+    ends = np.cumsum(sizes + 8)
+    out = np.full(int(ends[-1]) + 8, 77, np.uint8)
+    failures = packing.unpack(records, out, ends - sizes, sizes, packing.ordinals(ids))
+    kept = np.ones(len(out), bool)
+    values = []
+    for end, size in zip(ends.tolist(), sizes.tolist(), strict=True):
+        values.append(out[end - size : end].tobytes())
+        kept[end - size : end] = False
+    assert (out[kept] == 77).all()
+    return values, failures
+
+
+@settings(deadline=None, max_examples=60, derandomize=True)
+@given(
+    st.sampled_from(CODECS),
+    st.dictionaries(st.binary(min_size=1, max_size=40), st.sampled_from([b"", b"x", TEXT, TEXT * 30]), min_size=1),
+    st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    st.randoms(use_true_random=False),
+)
+def test_records_of_blocks_come_back(spec: str, given: dict[bytes, bytes], counts: list[int], rng: object) -> None:
+    items = sorted(given.items())
+    ends = np.cumsum(np.resize(counts, len(items)))
+    packing, packed = blocks_of(spec, items, np.diff([0, *ends[ends < len(items)], len(items)]).tolist())
+    ids = np.array(list(range(len(items))) * 2)
+    rng.shuffle(ids[len(items) :])  # type: ignore[attr-defined]
+    values, failures = picked(packing, packed, ids)
+    assert not failures
+    assert values == [items[i][1] for i in ids]
+    assert packing.counts is not None
+    for first, count, value in zip(packing.firsts.tolist(), packing.counts.tolist(), packed, strict=True):
+        if count > 1:
+            keys, found = packing.block(value)
+            assert list(zip(keys, found, strict=True)) == items[first : first + count]
+            raw = by_hand(bytes([value[0] - 128]) + value[1:]) if spec == "zstd:3" else b""
+            assert int.from_bytes(raw[:2], "little") in (0, count)
+        else:
+            assert value[0] < 128
+
+
+@pytest.mark.parametrize("spec", CODECS)
+def test_damage_in_a_block_is_that_of_its_records(spec: str) -> None:
+    """Any byte, and any end: each record of the block fails, or is what it was; none of another entry does."""
+    items = [(b"key%03d" % i, TEXT[: 3 * i]) for i in range(12)]
+    packing, packed = blocks_of(spec, items, [5, 1, 6])
+    ids, truth = np.arange(12), [value for _, value in items]
+    for at in range(len(packed[0])):
+        for damaged in (packed[0][:at] + bytes([packed[0][at] ^ 129]) + packed[0][at + 1 :], packed[0][:at]):
+            values, failures = picked(packing, [damaged, *packed[1:]], ids)
+            bad = {row for row, _ in failures}
+            assert bad in (set(range(5)), set())
+            assert [values[i] for i in range(12) if i not in bad] == [truth[i] for i in range(12) if i not in bad]
+
+
+def test_a_forged_block_leads_nowhere() -> None:
+    """Checksums are right, numbers are not: nothing is read outside of the block, or written beside its place."""
+    items = [(b"key%03d" % i, TEXT[: 3 * i]) for i in range(5)]
+    packing, (packed,) = blocks_of("raw", items, [5])
+    assert packed[0] == 128
+    block, ids = packed[5:], np.arange(5)
+    for at in range(2 + 6 * 5):
+        for byte in (0, 1, 4, 6, 127, 255):
+            forged = block[:at] + bytes([byte]) + block[at + 1 :]
+            for cut in (forged, forged[: at + 1], forged + b"more"):
+                sealed = b"\x80" + (xxhash.xxh3_64_intdigest(cut) & MOST).to_bytes(4, "little") + cut
+                values, failures = picked(packing, [sealed], ids)
+                for row in set(range(5)) - {row for row, _ in failures}:
+                    assert len(values[row]) == len(items[row][1])
+                with contextlib.suppress(DecodeError):
+                    keys, found = packing.block(sealed)
+                    assert sum(map(len, found)) <= len(cut)
+                    assert len(keys) == len(found)
+    wrong = packing.sizes + 1
+    assert [why for _, why in picked(packing, [packed], ids, wrong)[1]] == [coded.WRONG[coded.SIZE]] * 5
+    for alone in (PLAIN.pack(TEXT), b"", b"\x80", b"\x80sum", b"\xffsum_" + bytes(9)):
+        values, failures = picked(packing, [alone], ids)
+        assert len(failures) == 5
+
+
 def test_sizes_that_differ() -> None:
     """A header that says more, or less, than the table of sizes does not write into other rows."""
     packed = PLAIN.pack(TEXT * 3)
@@ -142,7 +244,7 @@ def test_a_package_unpacks_values_of_any_size() -> None:
     for kind, code in ((PYTHON, LATER), (LZ4, BAD)):
         hows[1, KIND] = kind
         data = address_of(value)
-        assert unpack_values(hows, data, len(value), zero, one, data, MOST, zero, expected, codes) == 1
+        assert unpack_values(hows, data, len(value), zero, one, data, MOST, zero, expected, zero[:0], codes) == 1
         assert codes[0] == code
 
 
@@ -224,6 +326,12 @@ def sealed(said: object, parts: bytes = b"", magic: bytes = MAGIC) -> bytes:
 GOOD = {"version": 1, "codecs": [], "records": 0, "sizes": [0, 0, "deflate", "<u4"]}
 
 
+def with_counts(counts: list[int], records: int, entries: int | None = None, how: str = "deflate") -> bytes:
+    table = zlib.compress(np.diff(counts, prepend=0).astype("<u4").tobytes())
+    said = {"records": records, "entries": len(counts) if entries is None else entries}
+    return sealed(GOOD | said | {"counts": [0, len(table), how, "<u4"]}, table, MAGIC[:7] + b"\x02")
+
+
 @pytest.mark.parametrize(
     ("entry", "error", "words"),
     [
@@ -231,7 +339,12 @@ GOOD = {"version": 1, "codecs": [], "records": 0, "sizes": [0, 0, "deflate", "<u
         (b"something else, of thirty bytes", CorruptedError, "begin"),
         (sealed(GOOD)[:-1] + b"x", CorruptedError, "checksum"),
         (sealed(GOOD)[:-9], CorruptedError, "checksum"),
-        (sealed(GOOD, magic=b"PARIOPK\x02"), VersionMismatchError, "newer"),
+        (sealed(GOOD, magic=b"PARIOPK\x03"), VersionMismatchError, "newer"),
+        (with_counts([], 0, how="lzma"), CorruptedError, "form lzma"),
+        (with_counts([1], 0), CorruptedError, "1 records in 1 entries"),
+        (with_counts([5, 0], 5), CorruptedError, "damaged"),
+        (with_counts([1 << 16], 1 << 16), CorruptedError, "damaged"),
+        (with_counts([2, 3], 5, entries=3), CorruptedError, "table of counts"),
         (sealed(GOOD | {"version": 2}), VersionMismatchError, "newer"),
         (sealed([]), CorruptedError, "damaged"),
         (sealed(GOOD | {"codecs": [{"name": "zstd"}]}), CorruptedError, "damaged"),

@@ -59,7 +59,9 @@ def _check_awkward(numbers: list[list[int]], folder: Path, extensions: bool) -> 
     with lmdb.open(str(path), map_size=1 << 22, sync=False) as env, env.begin(write=True) as txn:
         for key, value in items:
             txn.put(key, value)
-    _same(path, items, **({"extensions": True} if extensions else {}))
+    options = {"extensions": True} if extensions else {}
+    _same(path, items, **options)
+    _same(pack_copy(folder / f"{path.name}-blocks", items, counts=(3, 1, 9)), items, **options)
 
 
 @settings(deadline=None, max_examples=25, derandomize=True)

@@ -20,12 +20,16 @@ ITEMS = [(b"%05d" % (3 * i), value) for i, value in enumerate(values_like_text(N
 RESERVED = reserved_key(ITEMS[-1][0])
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Any]]:
+#: of `pack_copy`: each record by itself; blocks, and records that stand alone among them; all in one block
+COUNTS = {"alone": (), "blocks": (7, 1, 1, 30, 2), "one block": (N,)}
+
+
+@pytest.fixture(scope="module", params=COUNTS)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Any]]:
     """(the real lmdb's environment of the unpacked file, ours of the packed one)"""
     folder = tmp_path_factory.mktemp("packed")
     theirs = lmdb.open(os.fspath(write(folder / "raw", ITEMS)), readonly=True)
-    packed = os.fspath(pack_copy(folder / "packed", ITEMS, dictionary=True))
+    packed = os.fspath(pack_copy(folder / "packed", ITEMS, dictionary=True, counts=COUNTS[request.param]))
     with theirs, ours.open(packed, readonly=True) as mine:
         yield theirs, mine
 
@@ -105,14 +109,15 @@ def test_any_walk_is_lmdb_s(pair: tuple[Any, Any]) -> None:
     raw.close()
 
 
-def test_reversed_and_integer_keys_and_named_databases(tmp_path: Path) -> None:
+@pytest.mark.parametrize("counts", [(), (3, 1, 20)])
+def test_reversed_and_integer_keys_and_named_databases(tmp_path: Path, counts: tuple[int, ...]) -> None:
     values = values_like_text(50)
     reverse = sorted(((b"%03d" % i, values[i]) for i in range(50)), key=lambda item: item[0][::-1])
     numbers = [(i.to_bytes(8, "little"), values[i]) for i in range(50)]
-    path = pack_copy(tmp_path / "p", reverse, db=b"reverse", reverse=True)
-    pack_copy(path, numbers, db=b"numbers", integer=8)
+    path = pack_copy(tmp_path / "p", reverse, db=b"reverse", reverse=True, counts=counts)
+    pack_copy(path, numbers, db=b"numbers", integer=8, counts=counts)
     both = sorted(numbers, key=lambda item: item[0][::-1])
-    pack_copy(path, both, db=b"both", integer=8, reverse=True)
+    pack_copy(path, both, db=b"both", integer=8, reverse=True, counts=counts)
     with ours.open(os.fspath(path), readonly=True, max_dbs=4) as env:
         for name, items in ((b"reverse", reverse), (b"numbers", numbers), (b"both", both)):
             db = env.open_db(name)
@@ -120,7 +125,13 @@ def test_reversed_and_integer_keys_and_named_databases(tmp_path: Path) -> None:
                 assert list(txn.cursor()) == items
                 assert list(txn.cursor().iterprev()) == items[::-1]
                 assert txn.stat(db)["entries"] == 50
-                assert txn.get(items[7][0]) == items[7][1]
+                assert [txn.get(key) for key, _ in items] == [value for _, value in items]
+                for number, item in enumerate(items[:-1]):
+                    assert txn.cursor().set_range(item[0][:-1] + b"\0") or name != b"numbers"
+                    cursor = txn.cursor()
+                    assert cursor.set_range(item[0])
+                    assert cursor.next()
+                    assert cursor.item() == items[number + 1]
         with env.begin() as txn:  # of the main database, which is not packed
             assert txn.get(numbers[3][0], db=env.open_db(b"numbers")) == numbers[3][1]
 

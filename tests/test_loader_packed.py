@@ -23,11 +23,12 @@ VALUES = values_like_text(N)
 ITEMS = [(b"key-%06d" % i, value) for i, value in enumerate(VALUES)]
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+@pytest.fixture(scope="module", params=[(), (7, 1, 40, 3)], ids=["alone", "blocks"])
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """(unpacked, packed)"""
     folder = tmp_path_factory.mktemp("packed")
-    return os.fspath(write(folder / "raw", ITEMS)), os.fspath(pack_copy(folder / "packed", ITEMS, dictionary=True))
+    packed = pack_copy(folder / "packed", ITEMS, dictionary=True, counts=request.param)
+    return os.fspath(write(folder / "raw", ITEMS)), os.fspath(packed)
 
 
 def records(batch: Any) -> list[bytes]:
@@ -48,8 +49,9 @@ def test_a_reader_gives_values_and_hides_the_entry(pair: tuple[str, str]) -> Non
         assert reader.keys([0, N - 1]) == [ITEMS[0][0], ITEMS[-1][0]]
         assert reader.packing is not None
         assert reader.packing.sizes.tolist() == list(map(len, VALUES))
-        stored = reader.read_stored([5])[0].tobytes()
-        assert reader.packing.unpack_one(stored) == VALUES[5] != stored
+        stored, ordinals = reader.read_stored([5])[0].tobytes(), reader.packing.ordinals(np.array([5]))
+        assert reader.packing.value(stored, -1 if ordinals is None else 5) == VALUES[5] != stored
+        assert reader.keys(range(N)) == [key for key, _ in ITEMS]
 
 
 @pytest.mark.parametrize("more", [{}, {"shuffle": "global", "seed": 7}, {"select": b"key-0001"}])

@@ -41,12 +41,13 @@ def keys_of(path: str) -> list[bytes]:
     return [key for key, _ in found[1]]
 
 
+@pytest.mark.parametrize("block", ["no", "1k"])
 @pytest.mark.parametrize("kind", LMDBS)
-def test_an_lmdb_comes_back(kind: str, tmp_path: Path) -> None:
+def test_an_lmdb_comes_back(kind: str, block: str, tmp_path: Path) -> None:
     source, middle, back = (str(tmp_path / name) for name in ("source", "packed.lmdb", "back"))
     LMDBS[kind](source)
     truth = lmdb_truth(source)
-    made = packed([source], middle)
+    made = packed([source], middle, block=block)
     assert made.records == sum(len(records) for _, records in truth.values())
     assert sorted(os.listdir(middle)) == ["data.mdb"], "a folder, as the source is, and nothing beside it"
     stored = lmdb_truth(middle)
@@ -56,7 +57,7 @@ def test_an_lmdb_comes_back(kind: str, tmp_path: Path) -> None:
         raw = bool(flags.get("dupsort")) or (name is not None and not records)
         if raw:
             assert stored[name][1] == records
-        else:
+        elif block == "no":
             assert [key for key, _ in stored[name][1]][: len(records)] == [key for key, _ in records]
             assert len(stored[name][1]) - len(records) == (0 if kind == "no_record" else 1)
     unpacked(middle, back)
@@ -469,10 +470,12 @@ def test_py_lmdb_alone_reads_it(tmp_path: Path) -> None:
     assert "pario" not in re.sub(r'"""(.*?)"""', "", shown)
     source, target = str(tmp_path / "source"), str(tmp_path / "packed")
     LMDBS["plain"](source)
-    packed([source], target)
     truth = dict(lmdb_truth(source)[None][1])
-    given = [sys.executable, "-I", str(script), target, "000321"]
-    assert subprocess.run(given, capture_output=True, check=True, timeout=60).stdout == truth[b"000321"]
+    for block in ("no", "auto"):
+        packed([source], target, block=block, force=True)
+        assert len(lmdb_truth(target)[None][1]) == len(truth) + 1 or block == "auto"
+        given = [sys.executable, "-I", str(script), target, "000321"]
+        assert subprocess.run(given, capture_output=True, check=True, timeout=60).stdout == truth[b"000321"]
 
 
 @pytest.mark.parametrize("kind", ["folder", "tar.gz"])

@@ -66,17 +66,22 @@ def stops(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
     return make
 
 
-def test_it_goes_on_where_it_stopped(source: str, tmp_path: Path, stops: Callable[[int], list[int]]) -> None:
-    packed([source], str(tmp_path / "whole"))
+@pytest.mark.parametrize("block", ["no", "auto"])
+def test_it_goes_on_where_it_stopped(
+    source: str, tmp_path: Path, stops: Callable[[int], list[int]], block: str
+) -> None:
+    packed([source], str(tmp_path / "whole"), block=block)
+    stored = len(lmdb_truth(str(tmp_path / "whole"))[None][1])
+    assert (stored < 200) == (block == "auto"), "blocks of several records"
     target, said = str(tmp_path / "packed"), []
     before = stops(3)
     with pytest.raises(FileError, match="Input/output error"):
-        packed([source], target)
+        packed([source], target, block=block)
     assert sorted(os.listdir(tmp_path)) == ["packed.part", "source", "whole"]
     after = stops(-1)
-    packed([source], target, said)
+    packed([source], target, said, block=block)
     assert said[0].startswith("going on with"), said
-    assert sum(before) + sum(after) == len(lmdb_truth(source)[None][1]) + 1
+    assert sum(before) + sum(after) == stored
     assert sum(before) > 0
     assert sum(after) > 1
     assert lmdb_truth(target) == lmdb_truth(str(tmp_path / "whole")), "with the dictionary it was begun with"
@@ -263,7 +268,7 @@ def test_a_wrong_value_never_gets_the_final_name(source: str, tmp_path: Path, mo
 
     monkeypatch.setattr(Packing, "pack_many", swapped)
     with pytest.raises(ChecksumError, match="not that of its source"):
-        packed([source], str(tmp_path / "packed"), dictionary="no")
+        packed([source], str(tmp_path / "packed"), dictionary="no", block="no")
     assert os.listdir(tmp_path) == ["source"]
 
 
@@ -308,7 +313,7 @@ def rewrite(path: str, key: bytes, value: bytes) -> None:
 
 def test_damage_is_named(source: str, tmp_path: Path) -> None:
     target, back = str(tmp_path / "packed"), str(tmp_path / "back")
-    packed([source], target)
+    packed([source], target, block="no")
     key, entry = entry_of(target)
     length = int.from_bytes(entry[8:12], "little")
     said = json.loads(entry[12 : 12 + length])

@@ -8,6 +8,9 @@
                of the     only if slot                           bytes of the                      XXH3 of all
                raw value  is not 0                               JSON                              before
 
+A value may be a block of several records (kernels/coded.py draws it), under the key of the last one; its slot has
+BLOCK added. The reserved entry then has the form 2, and the table of how many records each entry has.
+
 Slot 0 is "stored as it is"; slot k > 0 is codec k - 1 of the JSON's list "codecs". All numbers are little endian.
 Offsets in the JSON count from its end.
 """
@@ -25,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from pario.codec.base import Codec, Failures, address_of, as_bytes, longs
+from pario.codec.blocks import Entries
 from pario.codec.registry import make
 from pario.errors import CorruptedError, DecodeError, OptionError, VersionMismatchError
 from pario.kernels import coded
@@ -32,19 +36,23 @@ from pario.kernels.sums import sum_values
 from pario.records import Records
 from pario.text import DAMAGED, read_json
 
-#: the first bytes of the reserved entry's value; the last one is the version of its outer form
+#: the first bytes of the reserved entry's value; the last one is the version of its outer form: 2 with blocks
 MAGIC = b"PARIOPK\x01"
+_FORMS = (1, 2)
 _VERSION = 1
 _NAME = b"pario-packed"
 _LEAST_FILL = 4
+_NONE = np.empty(0, np.int64)
+#: records of a block, and bytes of a value in one
+MOST_RECORDS = MOST_VALUE = 0xFFFF
 #: LMDB's default limit of a key
 _LONGEST_KEY = 511
-_SLOTS = 255
+_SLOTS = coded.BLOCK - 1
 #: A value is stored as it is unless compressing saves this share; kernels/coded.py says the same.
 _PAYS = 5
 
 
-class Packing:
+class Packing(Entries):
     """Packs and unpacks the values of one database. Threads may share it; it can be pickled.
 
     codecs : those of the slots from 1 on; new values are packed by the first
@@ -72,7 +80,7 @@ class Packing:
     def __repr__(self) -> str:
         return f"<Packing {', '.join(map(str, self.codecs)) or 'raw'}>"
 
-    # -- the reserved entry --------------------------------------------------------------------------------------------
+    # -- how much it holds ---------------------------------------------------------------------------------------------
 
     @property
     def n(self) -> int:
@@ -83,12 +91,14 @@ class Packing:
     def sizes(self) -> np.ndarray:
         """i64[n], bytes. Raises CorruptedError if the table is damaged."""
         if self._sizes is None:
-            self._sizes = _inflated(*self._table) if self._table else np.zeros(0, np.int64)
+            self._sizes = _inflated(*self._table, "sizes") if self._table else np.zeros(0, np.int64)
         return self._sizes
 
     @sizes.setter
     def sizes(self, sizes: np.ndarray) -> None:
         self._sizes, self._table = longs(sizes), None
+
+    # -- the reserved entry --------------------------------------------------------------------------------------------
 
     def entry(self) -> bytes:
         """The reserved entry's value."""
@@ -103,10 +113,14 @@ class Packing:
         table = [*kept(_deflated(self.sizes, dtype)), "deflate", dtype]
         said = self.more | {"version": _VERSION, "codecs": codecs, "records": len(self.sizes), "sizes": table}
         said.setdefault("pario", _own_version())
+        magic = MAGIC
+        if self.counts is not None:
+            magic = MAGIC[:-1] + bytes(_FORMS[1:])
+            said |= {"entries": len(self.counts), "counts": [*kept(_deflated(self.counts, "<u4")), "deflate", "<u4"]}
         if self.parts:
             said["parts"] = {name: kept(part) for name, part in self.parts.items()}
         text = json.dumps(said, separators=(",", ":"), sort_keys=True).encode()
-        whole = MAGIC + struct.pack("<I", len(text)) + text + b"".join(parts)
+        whole = magic + struct.pack("<I", len(text)) + text + b"".join(parts)
         return whole + struct.pack("<Q", _sum(whole))
 
     @classmethod
@@ -116,24 +130,7 @@ class Packing:
         Raises CorruptedError for damage, VersionMismatchError for a newer form, OptionError for a codec that this
         pario does not have, or whose package is missing.
         """
-        whole = as_bytes(value).tobytes()
-        if len(whole) < len(MAGIC) + 12 or whole[:7] != MAGIC[:7]:
-            raise CorruptedError("the reserved entry of a packed database does not begin as it should", hint=_LOST)
-        if whole[7] != MAGIC[7]:
-            raise VersionMismatchError(f"packed by a newer pario: form {whole[7]} of the reserved entry")
-        if struct.unpack("<Q", whole[-8:])[0] != _sum(whole[:-8]):
-            raise CorruptedError("the reserved entry of a packed database is damaged: its checksum differs", hint=_LOST)
-        try:
-            (length,) = struct.unpack_from("<I", whole, len(MAGIC))
-            head = len(MAGIC) + 4
-            said = read_json(whole[head : head + length])
-            parts = whole[head + length : -8]
-            version = said["version"]
-        except DAMAGED as error:
-            raise CorruptedError(f"the reserved entry of a packed database is damaged: {error}", hint=_LOST) from None
-        if version != _VERSION:
-            raise VersionMismatchError(f"packed by a newer pario: version {version} of the reserved entry")
-        return cls._from_parts(said, parts)
+        return cls._from_parts(*_read_entry(as_bytes(value).tobytes()))
 
     @classmethod
     def _from_parts(cls, said: dict[str, Any], parts: bytes) -> Packing:
@@ -151,7 +148,7 @@ class Packing:
                 raise ValueError(f"a table of sizes in the form {how} {dtype}")
         except DAMAGED as error:
             raise CorruptedError(f"the reserved entry of a packed database is damaged: {error}", hint=_LOST) from None
-        known = ("version", "codecs", "records", "sizes", "parts")
+        known = ("version", "codecs", "records", "sizes", "parts", "entries", "counts")
         try:
             tools = [make(name, level, part, **options) for name, level, options, part in codecs]
         except (TypeError, OverflowError, RecursionError) as error:  # a level that is no number, options that are none
@@ -159,6 +156,7 @@ class Packing:
         made = cls(tools, more={name: value for name, value in said.items() if name not in known})
         made.parts = named
         made._table = (table, n, dtype)
+        made.counts = _counts(said, parts)
         return made
 
     # -- packing -------------------------------------------------------------------------------------------------------
@@ -193,6 +191,20 @@ class Packing:
             raise OptionError(f"value {-1 - row} does not lie inside of the memory that it should come from")
         return out[:row], starts, nbytes
 
+    def pack_entries(
+        self, records: Records, keys: Sequence[bytes], counts: np.ndarray
+    ) -> tuple[list[bytes], np.ndarray, np.ndarray]:
+        """(keys, u8[...], nbytes i64[m]) of m entries of counts[i] records each: as `pack_many`, blocks among them."""
+        nbytes, key_nbytes = longs(records.nbytes), np.fromiter(map(len, keys), np.int64, len(keys))
+        out, sizes = np.empty(int(nbytes.sum() + key_nbytes.sum()) + 8 * len(keys), np.uint8), np.empty_like(counts)
+        known = np.frombuffer(b"".join(keys), np.uint8)
+        coded.join_blocks(counts, known, key_nbytes, as_bytes(records.data), longs(records.starts), nbytes, out, sizes)
+        blocks = Records(np.arange(len(counts)), out, np.cumsum(sizes) - sizes, sizes)
+        packed, starts, packed_nbytes = self.pack_many(blocks)
+        packed = packed if packed.flags.writeable else packed.copy()
+        packed[starts[counts > 1]] += coded.BLOCK
+        return [keys[i] for i in (np.cumsum(counts) - 1).tolist()], packed, packed_nbytes
+
     def _pack_by_package(self, records: Records) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         sums = np.zeros(len(records), np.uint64)
         sum_values(as_bytes(records.data), longs(records.starts), longs(records.nbytes), sums)
@@ -219,7 +231,12 @@ class Packing:
         return sizes
 
     def unpack(
-        self, records: Records, out: np.ndarray, starts: np.ndarray, nbytes: np.ndarray | None = None
+        self,
+        records: Records,
+        out: np.ndarray,
+        starts: np.ndarray,
+        nbytes: np.ndarray | None = None,
+        ordinals: np.ndarray | None = None,
     ) -> Failures:
         """Write the value of record i to `out` from starts[i] on, and nothing elsewhere; compare its checksum.
 
@@ -229,18 +246,25 @@ class Packing:
         out : u8[...], contiguous; starts : i64[n]
         nbytes : i64[n], the sizes of the table of sizes: a value with another one fails. None: as the headers say; a
             damaged header may then overwrite other rows of `out`. -1: as this value's header says, likewise.
+        ordinals : as `self.ordinals` says; None: no record is in a block
         """
         n = len(records)
         codes, starts = np.empty(n, np.int64), longs(starts)
         expected = np.full(n, -1, np.int64) if nbytes is None else longs(nbytes)
+        inside = _NONE if ordinals is None else longs(ordinals)
         with self._decoding() as hows:
             failed = coded.unpack_values(
                 hows, address_of(records.data), records.data.nbytes, longs(records.starts), longs(records.nbytes),
-                address_of(out, written=True), out.nbytes, starts, expected, codes,
+                address_of(out, written=True), out.nbytes, starts, expected, inside, codes,
             )  # fmt: skip
         if not failed:
             return []
-        why = self._unpack_by_packages(records, out, starts, codes) if (codes == coded.LATER).any() else {}
+        why = dict[int, str]()
+        for row in np.flatnonzero((codes[: len(inside)] == coded.LATER) & (inside >= 0)).tolist():
+            to = out[starts[row] :]
+            codes[row], why[row] = self._unpack_within(records[row], int(inside[row]), to, expected[row])
+        if (codes == coded.LATER).any():
+            why |= self._unpack_by_packages(records, out, starts, codes)
         return [(int(i), why.get(int(i), coded.WRONG[codes[i]])) for i in np.flatnonzero(codes != coded.OK)]
 
     def unpack_rows(
@@ -292,6 +316,17 @@ class Packing:
         coded.check_values(address_of(records.data), firsts, rows, address_of(out), starts, sizes, codes)
         return why
 
+    def _unpack_within(self, block: np.ndarray, ordinal: int, out: np.ndarray, expected: int) -> tuple[int, str]:
+        """(code, why) of a value in a block, which is written to `out`; by a package. expected : bytes, or -1"""
+        try:
+            value = self.value(block, ordinal)
+        except DecodeError as error:
+            return coded.BAD, error.what
+        if len(value) > len(out) or expected not in (-1, len(value)):
+            return coded.SIZE, coded.WRONG[coded.SIZE]
+        out[: len(value)] = np.frombuffer(value, np.uint8)
+        return coded.OK, ""
+
     def unpack_one(self, value: Any) -> bytes:
         """The raw value. Raises DecodeError."""
         data = as_bytes(value)
@@ -321,6 +356,51 @@ def _own_version() -> str:
         return "unknown"
 
 
+def _read_entry(whole: bytes) -> tuple[dict[str, Any], bytes]:
+    """What a reserved entry says, and its parts. Raises CorruptedError, VersionMismatchError."""
+    if len(whole) < len(MAGIC) + 12 or whole[:7] != MAGIC[:7]:
+        raise CorruptedError("the reserved entry of a packed database does not begin as it should", hint=_LOST)
+    if whole[7] not in _FORMS:
+        raise VersionMismatchError(f"packed by a newer pario: form {whole[7]} of the reserved entry")
+    if struct.unpack("<Q", whole[-8:])[0] != _sum(whole[:-8]):
+        raise CorruptedError("the reserved entry of a packed database is damaged: its checksum differs", hint=_LOST)
+    try:
+        (length,) = struct.unpack_from("<I", whole, len(MAGIC))
+        head = len(MAGIC) + 4
+        said = read_json(whole[head : head + length])
+        parts = whole[head + length : -8]
+        version = said["version"]
+    except DAMAGED as error:
+        raise CorruptedError(f"the reserved entry of a packed database is damaged: {error}", hint=_LOST) from None
+    if version != _VERSION:
+        raise VersionMismatchError(f"packed by a newer pario: version {version} of the reserved entry")
+    return said, parts
+
+
+def counts_in(entry: bytes) -> np.ndarray | None:
+    """i64[entries], how many records each entry of a database has, by its reserved entry; None: one each. Raises
+    CorruptedError, VersionMismatchError."""
+    if entry[len(MAGIC) - 1 : len(MAGIC)] == MAGIC[-1:]:  # most have no blocks: nothing more is read of them
+        return None
+    return _counts(*_read_entry(entry))
+
+
+def _counts(said: dict[str, Any], parts: bytes) -> np.ndarray | None:
+    if "counts" not in said:
+        return None
+    try:
+        first, length, how, dtype = said["counts"]
+        table, entries, n = _part(parts, [first, length]), int(said["entries"]), int(said["records"])
+        if how != "deflate" or dtype != "<u4" or entries < 0:
+            raise ValueError(f"a table of counts in the form {how} {dtype}")
+        counts = _inflated(table, entries, dtype, "counts")
+        if (counts < 1).any() or (counts > MOST_RECORDS).any() or int(counts.sum()) != n:
+            raise ValueError(f"{int(counts.sum()):,} records in {entries:,} entries, and there are {n:,}")
+        return counts
+    except DAMAGED as error:
+        raise CorruptedError(f"the reserved entry of a packed database is damaged: {error}", hint=_LOST) from None
+
+
 def _part(parts: bytes, where: Sequence[int]) -> bytes:
     first, length = where
     if not 0 <= first <= len(parts) - length or length < 0:
@@ -335,16 +415,17 @@ def _deflated(sizes: np.ndarray, dtype: str) -> bytes:
     return zlib.compress(numbers.tobytes(), 6)
 
 
-def _inflated(table: bytes, n: int, dtype: str) -> np.ndarray:
+def _inflated(table: bytes, n: int, dtype: str, what: str) -> np.ndarray:
     wanted = n * np.dtype(dtype).itemsize
     stream = zlib.decompressobj()
     try:
         data = stream.decompress(table, wanted + 1)
     except (zlib.error, OverflowError) as error:
-        raise CorruptedError(f"the table of sizes of a packed database is damaged: {error}", hint=_LOST) from None
+        raise CorruptedError(f"the table of {what} of a packed database is damaged: {error}", hint=_LOST) from None
     if len(data) != wanted:
         raise CorruptedError(
-            f"the table of sizes of a packed database is damaged: {len(data):,} bytes instead of {wanted:,}", hint=_LOST
+            f"the table of {what} of a packed database is damaged: {len(data):,} bytes instead of {wanted:,}",
+            hint=_LOST,
         )
     return np.cumsum(np.frombuffer(data, dtype), dtype=dtype).astype(np.int64)
 

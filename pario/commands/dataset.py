@@ -158,7 +158,8 @@ class Dataset:
 
     def entries(self, tree: Tree) -> int:
         """Number of records, without the reserved entry of packed values."""
-        return tree.db.md_entries - (self.packed(tree) is not None)
+        packing = self.packed(tree)
+        return tree.db.md_entries if packing is None else tree.db.md_entries - 1 + packing.n - packing.entries
 
     def first_items(self, tree: Tree, count: int, value_bytes: int) -> list[Item]:
         """The first `count` records in key order, each value's first `value_bytes`; reads no more than they need."""
@@ -185,7 +186,7 @@ class Dataset:
         about = level > 1 or bool(tree.flags & MDB_DUPSORT)
         if self.packed(tree) is not None and looks_reserved(page.node(i).key, tree.flags):
             return self.last_item(tree, value_bytes)
-        return Item(round(before * tree.db.md_entries), *next(self._values(tree, page, i, value_bytes)), about)
+        return Item(round(before * self.entries(tree)), *next(self._values(tree, page, i, value_bytes)), about)
 
     def last_item(self, tree: Tree, value_bytes: int) -> Item:
         """The last record in key order."""
@@ -193,7 +194,7 @@ class Dataset:
         node = page.node(i)
         dups = tree.dups(node)
         if dups is None:
-            found = next(self._values(tree, page, i, value_bytes))
+            *_, found = self._values(tree, page, i, value_bytes)  # a block has several
         else:
             leaf, k = dups.last()[-1]
             value = leaf.key(k)
@@ -206,8 +207,9 @@ class Dataset:
         packing = self.packed(tree)
         if packing is not None:
             key, _, stored = self._stored(leaf, i, self.snapshot.file_bytes)
-            value = packing.unpack_one(stored)
-            yield key, len(value), value[:most]
+            items = packing.block(stored) if packing.is_block(stored) else ([key], [packing.unpack_one(stored)])
+            for one, value in zip(*items, strict=True):
+                yield one, len(value), value[:most]
         elif dups is None:
             yield self._stored(leaf, i, most)
         else:

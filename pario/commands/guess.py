@@ -356,10 +356,12 @@ def _told(fetcher: Fetcher, index: Index, ids: np.ndarray) -> list[tuple[str, st
     """(kind, decoder to try, first bytes) of these records."""
     told = []
     offsets, nbytes = index.extents_of(ids)
-    packing = None if index.entries[0] is None else packing_of(index.entries[0], index.n, index.path)
-    for offset, size in zip(offsets.tolist(), nbytes.tolist(), strict=True):
+    entry = index.entries[0]
+    packing = None if entry is None else packing_of(entry, index.n, index.path, records=True)
+    ordinals = packing.ordinals(ids) if packing is not None else None
+    for row, (offset, size) in enumerate(zip(offsets.tolist(), nbytes.tolist(), strict=True)):
         if packing is not None:
-            value = packing.unpack_one(fetcher.pread(offset, size))
+            value = packing.value(fetcher.pread(offset, size), -1 if ordinals is None else int(ordinals[row]))
             size = len(value)
         else:
             value = fetcher.pread(offset, min(size, MOST)) if size else b""

@@ -12,16 +12,19 @@ from pario.comm.base import together
 from pario.commands.dataset import Dataset, Item, is_tar, key_text, name_of, selected
 from pario.commands.decoder import decoded, find_decoder
 from pario.commands.guess import MOST, guess, kind_of, lines_to_paste
-from pario.commands.screen import decimal_bytes, screen, table
+from pario.commands.screen import counted, decimal_bytes, screen, table
+from pario.dataset.packed import find_keys_within
 from pario.dataset.reader import Reader
 from pario.dataset.select import as_wanted, choose
 from pario.decode.base import Decoder
+from pario.decode.unpacking import Unpacking
 from pario.errors import DatabaseError, EmptyError
 from pario.format import layout
 from pario.format.tree import Tree, named_database
 from pario.locate.database import Database
 from pario.locate.open import open_index
 from pario.locate.sidecar import sidecar_places
+from pario.records import Records
 
 if TYPE_CHECKING:
     from pario.codec.packing import Packing
@@ -164,6 +167,9 @@ def _records(dataset: Dataset, tree: Tree, db: str | None) -> bool:
     stale = dataset.world.bcast(places[0] if places else "")
     if tree.db.md_leaf_pages <= SOON or stale:
         index = open_index(Database(dataset.path, s, name), dataset.pool, dataset.world, save=False, progress=progress)
+        packing = dataset.packed(tree)
+        if packing is not None:
+            find_keys_within(index, Unpacking([packing], [0]), partial(_stored, dataset, index))
     option = f" --db {db}" if db is not None else ""
     if index is None:
         screen.say(
@@ -197,11 +203,16 @@ def _records(dataset: Dataset, tree: Tree, db: str | None) -> bool:
     return True
 
 
+def _stored(dataset: Dataset, index: Any, ids: np.ndarray) -> Records:
+    offsets, nbytes = index.extents_of(ids)
+    return Records(ids, *dataset.read(offsets, nbytes), nbytes)
+
+
 def _rows(index: Any, tree: Tree, packing: Packing | None, saved: str) -> list[tuple[str, str]]:
     """What the index says of the records. saved : where it is"""
     stored = sizes = index.extents["nbytes"]
     if packing is not None:
-        sizes = packing.sizes
+        stored, sizes = stored[packing.firsts], packing.sizes
     low, middle, high = int(sizes.min()), int(np.median(sizes)), int(sizes.max())
     same = low == high
     size = f"{low:,} bytes each" if same else f"{low:,} to {high:,} bytes, median {middle:,}"
@@ -239,10 +250,11 @@ def _packed_words(packing: Packing, stored: int) -> str:
     """How the values are packed. stored : their bytes in the file, headers included"""
     raw = int(packing.sizes.sum())
     said = [f"{codec}{_with_dictionary(len(codec.dictionary))}" for codec in packing.codecs]
+    blocks = "" if packing.counts is None else f" in {counted(packing.entries, 'entry', 'entries')}"
     ratio = f", {raw / stored:.2f} times as many" if stored else ""
     return (
-        f"{' and '.join(said) or 'nothing compressed'}: {decimal_bytes(stored)} in the file hold {decimal_bytes(raw)}"
-        f" of values{ratio}"
+        f"{' and '.join(said) or 'nothing compressed'}{blocks}: {decimal_bytes(stored)} in the file hold "
+        f"{decimal_bytes(raw)} of values{ratio}"
     )
 
 

@@ -25,6 +25,9 @@ _folder = click.option("--folder", "in_folder", is_flag=True, help="Make DST a f
 @click.option(
     "--dictionary", default="auto", show_default=True, metavar="auto|no|SIZE", help="Dictionary of small records: 32k."
 )
+@click.option(
+    "--block", default="auto", show_default=True, metavar="auto|no|SIZE", help="Blocks of small records: 4k."
+)
 @click.option("--db", "dbs", multiple=True, metavar="NAME", help="Pack only this named database; repeatable.")
 @arguments.choice(
     "--links",

@@ -98,7 +98,7 @@ def _database(dataset: Dataset, use: PageUse, name: bytes | None) -> tuple[int, 
         screen.say(f"{words}: empty")
         return 0, []
     packing, hidden, of_entry = _packing(dataset, tree)
-    saved, beside = _saved_sums(dataset, name, tree.db.md_entries - hidden)
+    saved, beside = _saved_sums(dataset, name, dataset.entries(tree) if packing else tree.db.md_entries - hidden)
     check = TreeCheck(dataset, tree, f"the {words}", use, sums=saved is not None)
 
     def find_leaves() -> np.ndarray | None:
@@ -117,7 +117,7 @@ def _database(dataset: Dataset, use: PageUse, name: bytes | None) -> tuple[int, 
         what = f"{records:,} records found, but the database says it has {tree.db.md_entries:,}"
         damages = [CorruptedError(what, page=tree.db.md_root)]
     if not damages and not names and records > hidden:  # databases, or a packed folder without files, have no index
-        damages = _index_agrees(dataset, name, check, records - hidden, first)
+        damages = _index_agrees(dataset, name, packing, check, records - hidden, first)
     damages = damages or of_entry
     count = len(damages)
     if packing is not None and not damages:
@@ -126,7 +126,7 @@ def _database(dataset: Dataset, use: PageUse, name: bytes | None) -> tuple[int, 
         screen.say(f"{words}: packed values; {have} the size and the checksum that they were packed with")
     if saved is not None and not names:
         if not damages:
-            count, damages = _other_values(dataset, check, saved, first)
+            count, damages = _other_values(dataset, packing, check, saved, first)
             beside = f"every value was compared with the checksums in {beside}"
         else:
             beside = f"the values were not compared with the checksums in {beside}: their pages are damaged"
@@ -135,9 +135,12 @@ def _database(dataset: Dataset, use: PageUse, name: bytes | None) -> tuple[int, 
     held = f", {counted(len(names), 'named database')} among them" if names else ""
     if not names:
         screen.say(f"{words}: {beside}")
-    facts = {"records": records - hidden, "value_bytes": value_bytes, "damaged": count}
+    n = records - hidden
+    if packing is not None and packing.counts is not None and not count:
+        n = packing.n
+    facts = {"records": n, "value_bytes": value_bytes, "damaged": count}
     screen.add("databases", {"name": None if name is None else name_of(name), **facts})
-    found = counted(records - hidden, "record")
+    found = counted(n, "record")
     screen.say(f"{words}: {found} found{held}, {decimal_bytes(value_bytes)} of values; {state}")
     if not count:
         _note_counters(tree, words, len(leaves), overflow_pages)
@@ -177,12 +180,21 @@ def _saved_sums(dataset: Dataset, name: bytes | None, n: int) -> tuple[np.ndarra
     return None, f"no checksums fit ({'; '.join(unfit)}); {anew}" if unfit else f"no checksums; {anew}"
 
 
-def _other_values(dataset: Dataset, check: TreeCheck, saved: np.ndarray, first: int) -> tuple[int, list[ParioError]]:
+def _first_records(packing: Packing | None, first: int, n: int, most: int) -> np.ndarray:
+    """i64[m <= n], ids of the first records of n entries from `first` on, without the reserved one; less than `most`"""
+    ids = np.arange(first, first + n) if packing is None else packing.firsts[first : first + n]
+    return np.asarray(ids[ids < most])
+
+
+def _other_values(
+    dataset: Dataset, packing: Packing | None, check: TreeCheck, saved: np.ndarray, first: int
+) -> tuple[int, list[ParioError]]:
     """(how many values are not those of the checksums, the errors about the first ones of each rank). Collective.
 
-    saved : u64[n]; first : id of this rank's first record
+    saved : u64[n], by record; first : number of this rank's first entry
     """
-    theirs = saved[first : first + check.records]
+    ids = _first_records(packing, first, check.records, len(saved))
+    theirs = saved[ids]
     mine = np.array(check.sums, np.uint64)[: len(theirs)]  # not of the reserved entry of packed values
     other = np.flatnonzero(mine != theirs)
     errors: list[ParioError] = []
@@ -190,7 +202,7 @@ def _other_values(dataset: Dataset, check: TreeCheck, saved: np.ndarray, first: 
         offset = check.offsets[k]
         what = f"{MISMATCH}: expected {int(theirs[k]):#018x}, found {int(mine[k]):#018x}"
         page = (offset - 1) // dataset.snapshot.page_size
-        errors.append(ChecksumError(what, page=page, offset=offset, record=first + k))
+        errors.append(ChecksumError(what, page=page, offset=offset, record=int(ids[k])))
     everyones = dataset.world.allgather((len(other), errors))
     return sum(count for count, _ in everyones), [error for _, first_ones in everyones for error in first_ones]
 
@@ -198,11 +210,15 @@ def _other_values(dataset: Dataset, check: TreeCheck, saved: np.ndarray, first: 
 def _packed_values(dataset: Dataset, packing: Packing, check: TreeCheck) -> tuple[int, list[ParioError]]:
     """(how many packed values have not the size and the checksum that they were packed with, the errors about the first
     ones of each rank), after unpacking all. Collective."""
-    n = packing.n
     # Named databases may lie among the records of the main one: they have no packed values.
     offsets, nbytes = (np.delete(np.array(found, np.int64), check.named_rows) for found in (check.offsets, check.sizes))
     first = dataset.world.exscan(len(offsets))
-    mine = np.arange(first, min(first + len(offsets), n))  # not the reserved entry
+    mine = np.arange(first, min(first + len(offsets), packing.entries))  # not the reserved entry
+    if packing.counts is not None:
+        counts = packing.counts[mine]
+        offsets, nbytes = (np.repeat(found[: len(mine)], counts) for found in (offsets, nbytes))
+        begin = int(packing.firsts[first]) if len(mine) else 0
+        mine = np.arange(begin, begin + len(offsets))
     count, errors = 0, list[ParioError]()
     work = dataset.together(lambda: packing.sizes[mine], "reading the table of sizes")
     for part in pieces(np.maximum(work, nbytes[: len(mine)]), "packed values"):
@@ -222,7 +238,8 @@ def _damaged(
     data, begins = dataset.read(offsets, nbytes)
     sizes = packing.sizes[ids]
     starts, total = laid_out(sizes)
-    return packing.unpack(Records(ids, data, begins, nbytes), np.empty(total, np.uint8), starts, sizes)
+    stored = Records(ids, data, begins, nbytes)
+    return packing.unpack(stored, np.empty(total, np.uint8), starts, sizes, packing.ordinals(ids))
 
 
 def _note_counters(tree: Tree, words: str, leaf_count: int, overflow_pages: int) -> None:
@@ -250,7 +267,9 @@ def _pages(dataset: Dataset, use: PageUse, *, whole: bool) -> int:
     return count
 
 
-def _index_agrees(dataset: Dataset, name: bytes | None, check: TreeCheck, records: int, first: int) -> list[ParioError]:
+def _index_agrees(
+    dataset: Dataset, name: bytes | None, packing: Packing | None, check: TreeCheck, entries: int, first: int
+) -> list[ParioError]:
     """Does the index (saved or newly made) say the same as what was found? Collective."""
     try:
         index = open_index(Database(dataset.path, dataset.snapshot, name), dataset.pool, dataset.world, save=False)
@@ -258,18 +277,23 @@ def _index_agrees(dataset: Dataset, name: bytes | None, check: TreeCheck, record
         return [e]
     hint = f"Delete {index.sidecar} and run `python -m pario data index`" if index.sidecar else None
     wrong: list[ParioError]
+    records = entries if packing is None or packing.counts is None else packing.n
     if index.n != records:
         wrong = [CorruptedError(f"the index has {index.n:,} records where {records:,} were found", hint=hint)]
     else:
-        wrong = [error for error in dataset.world.allgather(_first_elsewhere(index, check, first, hint)) if error]
+        mine = _first_elsewhere(index, packing, check, first, hint)
+        wrong = [error for error in dataset.world.allgather(mine) if error]
     index.close()
     return wrong
 
 
-def _first_elsewhere(index: Index, check: TreeCheck, first: int, hint: str | None) -> CorruptedError | None:
+def _first_elsewhere(
+    index: Index, packing: Packing | None, check: TreeCheck, first: int, hint: str | None
+) -> CorruptedError | None:
     """The error about this rank's first record that the index places elsewhere, if there is one."""
     offsets, sizes = np.array(check.offsets, np.int64), np.array(check.sizes, np.int64)
-    theirs = index.extents[first : first + check.records]
+    ids = _first_records(packing, first, check.records, index.n)
+    theirs = index.extents[ids]
     offsets, sizes = offsets[: len(theirs)], sizes[: len(theirs)]  # not the reserved entry of packed values
     elsewhere = (theirs["offset"] != offsets) | (theirs["nbytes"] != sizes)
     if not elsewhere.any():
@@ -279,6 +303,6 @@ def _first_elsewhere(index: Index, check: TreeCheck, first: int, hint: str | Non
         f"the index says that this record has {theirs['nbytes'][k]:,} bytes at offset {theirs['offset'][k]:,} of the "
         f"file; it has {sizes[k]:,} bytes at {offsets[k]:,} (first of {counted(int(elsewhere.sum()), 'record')})",
         page=int(offsets[k]) // index.page_size,
-        record=first + k,
+        record=int(ids[k]),
         hint=hint,
     )

@@ -18,7 +18,7 @@ from pario.comm.base import AnyWorld
 from pario.comm.farewell import guard
 from pario.comm.world import get_world
 from pario.dataset.file import DataFile
-from pario.dataset.packed import open_packed
+from pario.dataset.packed import find_keys_within, open_packed
 from pario.dataset.several import checks_of, open_several
 from pario.errors import ClosedError, DecodeError, FileError, MissingError, OptionError, ParioError, SnapshotError
 from pario.fetch.pool import STOP_S
@@ -26,7 +26,7 @@ from pario.fetch.resolve import FETCHERS, Paths, as_paths
 from pario.fetch.snapshot import read_snapshot
 from pario.format.meta import Snapshot
 from pario.kernels.jit import tell_cache_problem, warm_up
-from pario.locate.base import Index
+from pario.locate.base import Index, key_of
 from pario.locate.database import Database
 from pario.locate.open import open_index
 from pario.locate.sidecar import Saved, find_saved
@@ -124,6 +124,11 @@ class Reader:
             self._open(db, save_index, progress)
             self.unpacking = open_packed(self.index, self.world)
             self.packing = None if self.unpacking is None else self.unpacking.packings[0]
+            find_keys_within(self.index, self.unpacking, partial(self.read_stored, verify=False))
+            if self.recipe.source == "per_rank" and self.index.keys_within is not None:
+                what = "this recipe reads records with py-lmdb, and some of these lie in blocks"
+                hint = "Use another one, or pack with --block no."
+                raise self.world.raised_by_all(OptionError(what, path=self.path, hint=hint))
             if verify:
                 pool = self.file.pool if self.world.rank == 0 else None
                 self.sums = open_sums(self.index, pool, self.world)
@@ -366,7 +371,7 @@ def _unpacked(reader: Reader, records: Records) -> Records:
     values, failures = reader.unpacking.unpacked(records)
     for row, why in failures:
         record = int(records.ids[row])
-        where, key = reader.index.files.path_of(record), reader.keys([record])[0]
+        where, key = reader.index.files.path_of(record), key_of(reader.index, record)
         raise DecodeError(why, path=where, rank=reader.world.rank, record=record, key=key)
     return values
 

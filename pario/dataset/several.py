@@ -16,6 +16,7 @@ from pario.fetch.pool import STOP_S, ReadPool
 from pario.format.layout import MDB_DUPSORT
 from pario.locate.base import Index, Stretch
 from pario.locate.database import Database
+from pario.locate.hidden import counts_of
 from pario.locate.open import open_joined
 
 _log = logging.getLogger("pario")
@@ -76,7 +77,9 @@ def checks_of(file: DataFile, index: Index) -> Checked:
 def _checks(file: DataFile, number: int, stretch: Stretch) -> Checked:
     """Of the records in one of the files."""
     database = stretch.database
-    dups, nodes = bool(stretch.record.md_flags & MDB_DUPSORT), not stretch.bytes_read and database.snapshot.has_pages
+    nodes = not stretch.bytes_read and database.snapshot.has_pages
+    # Several records of one key, or in one block: their ids do not say which node of a page holds them.
+    dups = bool(stretch.record.md_flags & MDB_DUPSORT) or counts_of(stretch.entry, database.path) is not None
 
     def fetcher() -> Fetcher:
         pool = file.pool  # opens the files

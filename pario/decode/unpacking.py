@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pario.decode.base import Failures, columns
-from pario.kernels.coded import FORM, LATER, OK, TIMES, WRONG
+from pario.errors import DecodeError
+from pario.kernels.coded import FORM, LATER, OK, TABLE, TIMES, WRONG
 from pario.kernels.pack import copy_ranges
 from pario.records import Records
 
@@ -39,24 +40,28 @@ class Unpacking:
 
     packings : of each file; None: its values are not packed
     starts : the first record of each
+    has_blocks : records of one share their bytes with others
     """
 
     def __init__(self, packings: Sequence[Packing | None], starts: Sequence[int]) -> None:
         self.packings = tuple(packings)
         self._starts = np.array(starts, np.int64)
+        self.has_blocks = any(packing is not None and packing.counts is not None for packing in packings)
 
     def __repr__(self) -> str:
         return f"Unpacking({', '.join(map(repr, self.packings))})"
 
     def raw_nbytes(self, records: Records) -> np.ndarray:
         """i64[n]: bytes of the values, as their headers say; -1 where a header is damaged."""
-        if len(self.packings) == 1 and self.packings[0] is not None:
+        if len(self.packings) == 1 and self.packings[0] is not None and not self.has_blocks:
             raw = self.packings[0].raw_nbytes(records)
         else:
             raw = np.array(records.nbytes, np.int64)
             for packing, rows in self._by_file(records.ids):
                 if packing is not None:
                     raw[rows] = packing.raw_nbytes(_rows(records, rows))
+                    if packing.counts is not None:
+                        self._look_up(packing, records.ids, rows, raw)
         # Nobody gets memory for a size that only a damaged header says. (Ratios like these are rare: a look at the
         # table of sizes, which is unpacked for it.)
         odd = raw > TIMES * records.nbytes + _SMALL
@@ -80,12 +85,14 @@ class Unpacking:
             bad = [(int(row), BAD) for row in np.flatnonzero(damaged)]
             return sorted(bad + [(int(sound[row]), why) for row, why in failures])
         if len(self.packings) == 1 and self.packings[0] is not None:
-            return self.packings[0].unpack(records, out, starts, raw)
+            return self.packings[0].unpack(records, out, starts, raw, self.packings[0].ordinals(records.ids))
         failures = []
         for packing, rows in self._by_file(records.ids):
             part = _rows(records, rows)
             if packing is not None:
-                failures += [(int(rows[row]), why) for row, why in packing.unpack(part, out, starts[rows], raw[rows])]
+                ordinals = packing.ordinals(self._own(part.ids)) if packing.counts is not None else None
+                wrong = packing.unpack(part, out, starts[rows], raw[rows], ordinals)
+                failures += [(int(rows[row]), why) for row, why in wrong]
                 continue
             data, at, nbytes, _ = columns(part)
             wanted = np.ones(len(rows), np.bool_)
@@ -106,6 +113,8 @@ class Unpacking:
         spare : u8[bytes of the largest such value]
         """
         codes: np.ndarray | None
+        if self.has_blocks:
+            return [], list(range(len(records)))
         if len(self.packings) == 1 and self.packings[0] is not None:
             codes = self.packings[0].unpack_rows(records, form, _NOBODY, rows, edges, kept, spare)
         else:
@@ -129,6 +138,45 @@ class Unpacking:
         failures = self.unpack(records, raw, out, starts)
         nbytes[[row for row, _ in failures]] = 0
         return Records(records.ids, out, starts, nbytes), failures
+
+    def keys(self, records: Records, of_entries: list[bytes]) -> tuple[list[bytes], Failures]:
+        """The keys of these records, and (row, reason) of those whose block cannot be unpacked.
+
+        of_entries : the keys of the entries that they lie in, which the others have, too
+        """
+        keys, failures = list(of_entries), []
+        for packing, rows in self._by_file(records.ids):
+            ordinals = packing.ordinals(self._own(records.ids[rows])) if packing is not None else None
+            if packing is None or ordinals is None:
+                continue
+            begin, block, why = -1, list[bytes](), ""
+            for row, k in zip(rows.tolist(), ordinals.tolist(), strict=True):
+                if k < 0:
+                    continue
+                if begin != records.starts[row]:
+                    begin, why = int(records.starts[row]), ""
+                    try:
+                        block = packing.block(records[row])[0]
+                    except DecodeError as error:
+                        why = error.what
+                if not why and k < len(block):
+                    keys[row] = block[k]
+                else:
+                    failures.append((row, why or WRONG[TABLE]))
+        return keys, failures
+
+    def _look_up(self, packing: Packing, ids: np.ndarray, rows: np.ndarray, raw: np.ndarray) -> None:
+        """raw[row] of records in blocks: not their blocks' bytes, which a damaged header says, but their own."""
+        own = self._own(np.asarray(ids)[rows])
+        ordinals = packing.ordinals(own)
+        assert ordinals is not None  # the caller has looked
+        inside = np.flatnonzero(ordinals >= 0)
+        blocks, sizes = raw[rows[inside]], packing.sizes[own[inside]]
+        raw[rows[inside]] = np.where(sizes <= blocks, sizes, -1)
+
+    def _own(self, ids: np.ndarray) -> np.ndarray:
+        """i64[m]: the numbers of records in their files."""
+        return ids - self._starts[self._file_of(ids)]
 
     def sizes(self, ids: np.ndarray, stored: np.ndarray) -> np.ndarray:
         """i64[m]: bytes of these records' values, by the tables of the reserved entries. stored : packed sizes"""

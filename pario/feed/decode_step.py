@@ -17,6 +17,7 @@ from pario.buffers import BatchBuffers
 from pario.dataset.reader import Reader
 from pario.decode.base import Decoder, Draw, Failures
 from pario.errors import ChecksumError, DecodeError, ParioError
+from pario.locate.base import key_of
 from pario.locate.sums import MISMATCH
 from pario.options import Policy
 from pario.records import Batch, Records
@@ -59,7 +60,7 @@ def learn(decoder: Decoder, reader: Reader, first: Records, ids: np.ndarray, see
             if (tried + 1) * decoder.records_per_row == len(ids):
                 record = int(row[0])
                 where = reader.index.files.path_of(record)
-                raise e.at(path=where, record=record, key=reader.keys([record])[0]) from None
+                raise e.at(path=where, record=record, key=key_of(reader.index, record)) from None
 
 
 class DecodeStep:
@@ -246,7 +247,7 @@ class DecodeStep:
         reader = self._reader
         if self.sums is not None and what.startswith(MISMATCH):
             return self.sums.error(record, what, hint)
-        key = reader.keys([record])[0]
+        key = key_of(reader.index, record)
         where, rank = reader.index.files.path_of(record), reader.world.rank
         return DecodeError(what, path=where, rank=rank, record=record, key=key, hint=hint)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ from pario.errors import CorruptedError, DatabaseError, ParioError, SnapshotErro
 from pario.fetch.base import read_error
 from pario.fetch.posix import PosixFetcher
 from pario.fetch.snapshot import check_snapshot, read_snapshot
-from pario.files.keys import Keys, Leaf
+from pario.files.keys import Inside, Keys, Leaf
 from pario.format.layout import F_BIGDATA, F_SUBDATA, MDB_DUPSORT, MDB_INTEGERKEY, Db
 from pario.format.meta import Snapshot
 from pario.format.page import Node, OverflowRun, check_overflow
@@ -78,9 +78,10 @@ class Database:
             )
         self.name = name
         self.number = 0  # the tree's, of its folder
-        self.keys = Keys(self._read_page, snapshot, db, fetcher.path)
-        self.flat = self.keys.tree.order is not bytes
-        self.integers = bool(db.md_flags & MDB_INTEGERKEY) and isinstance(self.keys.tree.order(b""), int)
+        self._entries = Keys(self._read_page, snapshot, db, fetcher.path)
+        order = self._entries.tree.order
+        self.flat = order is not bytes
+        self.integers = bool(db.md_flags & MDB_INTEGERKEY) and isinstance(order(b""), int)
         self.byteorder: Literal["little", "big"] = "big" if snapshot.byteorder == "big" else "little"
         self.mtime_ns = fetcher.files[0].status().st_mtime_ns
         self._fetcher = fetcher
@@ -88,14 +89,22 @@ class Database:
         self._copy = copy
 
     @cached_property
+    def keys(self) -> Keys:
+        """Of the records, which may lie in blocks."""
+        if self.packed is None or self.packed.packing.counts is None:
+            return self._entries
+        db = self._entries.tree.db
+        return Keys(self._read_page, self._snapshot, db, self._fetcher.path, partial(_unblock, self))
+
+    @cached_property
     def packed(self) -> Packed | None:
         """None: the values are not packed. Looks at the last record."""
-        path = self.keys.last()
+        path = self._entries.last()
         if not path:
             return None
         leaf, i = path[-1]
-        key, node = leaf.key(i), leaf.node(i)
-        if node.flags & ~F_BIGDATA or not looks_reserved(key, self.keys.tree.flags):
+        key, node = leaf.key(i), leaf.page.node(i)
+        if node.flags & ~F_BIGDATA or not looks_reserved(key, self._entries.tree.flags):
             return None
         entry = bytearray(node.nbytes)
         self._read(node, memoryview(entry))
@@ -113,7 +122,7 @@ class Database:
         """The names of the folder or tar that the database was packed from; None: the keys are all there is."""
         if self.name is not None or self.packed is None or "source" not in self.packed.packing.more:
             return None
-        if self.packed.packing.n > self._fetcher.nbytes >> 4:  # a record is a node of a page: it has more bytes
+        if self.packed.packing.entries > self._fetcher.nbytes >> 4:  # an entry is a node of a page: it has more bytes
             return None
         from pario.codec.listing import rows_of
         from pario.files.listed import Listed
@@ -129,16 +138,21 @@ class Database:
         """Whether this is the reserved entry of a packed database."""
         return self.packed is not None and key == self.packed.key
 
-    def size(self, node: Node) -> int:
+    def size(self, node: Node | Inside) -> int:
         """Bytes of the record, as they come out of a packed one. Raises CorruptedError."""
+        if isinstance(node, Inside):
+            return len(node.value)
         if self.packed is None:
             return node.nbytes
         head = bytearray(min(node.nbytes, _MOST_HEAD))
         self._read(node, memoryview(head))
         return _raw_size(bytes(head), node, self._fetcher.path)
 
-    def read(self, node: Node, out: memoryview) -> None:
+    def read(self, node: Node | Inside, out: memoryview) -> None:
         """Fill `out`, of as many bytes as `size` says."""
+        if isinstance(node, Inside):
+            out[:] = node.value
+            return
         packed = self.packed
         if packed is None:
             self._read(node, out)
@@ -149,12 +163,11 @@ class Database:
         records = Records(zero, stored, zero, np.array([len(stored)], np.int64))
         failures = packed.packing.unpack(records, np.asarray(out), zero, np.array([out.nbytes], np.int64))
         if failures:
-            told = f"a packed value is damaged: {failures[0][1]}"
-            raise CorruptedError(told, path=self.path, page=node.page.pgno, key=node.key)
+            raise _damaged(failures[0][1], node, self.path)
 
-    def send(self, node: Node, fd: int) -> bool:
+    def send(self, node: Node | Inside, fd: int) -> bool:
         """Let the kernel copy the record into `fd`, an empty file. False: it must be read, over what is there now."""
-        if self.packed is not None or not node.flags & F_BIGDATA:
+        if self.packed is not None or isinstance(node, Inside) or not node.flags & F_BIGDATA:
             return False
         try:
             run = node.overflow()
@@ -206,11 +219,11 @@ class Database:
             done += got
         return True
 
-    def read_part(self, node: Node, offset: int, nbytes: int) -> bytes:
+    def read_part(self, node: Node | Inside, offset: int, nbytes: int) -> bytes:
         """Bytes [offset, offset + nbytes) of the record, or up to its end. Of a packed record all of it is unpacked."""
         size = self.size(node)
         nbytes = max(0, min(nbytes, size - offset))
-        if self.packed is None and node.flags & F_BIGDATA and nbytes:
+        if self.packed is None and not isinstance(node, Inside) and node.flags & F_BIGDATA and nbytes:
             run = node.overflow()
             if offset == 0:
                 out = bytearray(nbytes)
@@ -227,7 +240,9 @@ class Database:
     def below(self, leaf: Leaf, i: int) -> Database:
         """The named database whose record is item i of a leaf page of the main one."""
         name = clean_name(leaf.key(i), self._snapshot)
-        return Database(self._fetcher, self._snapshot, leaf.node(i).db(), name, self._copy)
+        node = leaf.node(i)
+        assert not isinstance(node, Inside)  # which has no such flags
+        return Database(self._fetcher, self._snapshot, node.db(), name, self._copy)
 
     def named(self, name: bytes) -> tuple[Leaf, int] | None:
         """Where the record of a named database lies, if there is one."""
@@ -291,6 +306,22 @@ class Database:
             raise read_error(self._fetcher.path, begin, wanted, 0, e.errno or 0) from e
         check_overflow(bytes(head), run, self._snapshot)
         check_snapshot(self._fetcher, self._snapshot)
+
+
+def _unblock(db: Database, node: Node) -> tuple[list[bytes], list[bytes]] | None:
+    assert db.packed is not None  # there are blocks
+    if node.flags & ~F_BIGDATA or node.key == db.packed.key:
+        return None
+    stored = bytearray(node.nbytes)
+    db._read(node, memoryview(stored))
+    try:
+        return db.packed.packing.block(stored) if db.packed.packing.is_block(stored) else None
+    except ParioError as e:
+        raise _damaged(e.what, node, db.path) from e
+
+
+def _damaged(why: str, node: Node, path: str) -> CorruptedError:
+    return CorruptedError(f"a packed value is damaged: {why}", path=path, page=node.page.pgno, key=node.key)
 
 
 def _raw_size(head: bytes, node: Node, path: str) -> int:

@@ -34,7 +34,7 @@ def parts_of(db: Database, prefix: bytes, start: bytes = b"") -> Iterator[tuple[
             if not key.startswith(prefix):
                 return
             before = key
-            flags = leaf.page.node(item).flags
+            flags = leaf.node(item).flags
             if flags == F_SUBDATA:
                 key = db.clean(key)
             elif flags & ~F_BIGDATA:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable
 from itertools import pairwise
 from operator import lt
-from typing import Any
+from typing import Any, NamedTuple
 
 from pario.errors import ParioError
 from pario.format.layout import Db
@@ -35,19 +36,61 @@ class Leaf:
     def __init__(self, page: Page, tree: Tree) -> None:
         self.page = page
         first = int(page.kind == "branch")
-        raw = [page.key(i) for i in range(first, page.n)]
-        keys: list[Any] = raw if tree.order is bytes else [tree.order(key) for key in raw]
-        if not all(map(lt, keys, keys[1:])):
-            for before, after in pairwise(raw):
-                check_ascending(tree.order, before, after, page)
+        keys = _ordered([page.key(i) for i in range(first, page.n)], tree, page)
         self.keys = [None, *keys] if first else keys
         self.children: list[int] = page.children().tolist() if first else []
 
     def key(self, i: int) -> bytes:
         return self.page.key(i)
 
-    def node(self, i: int) -> Node:
+    def node(self, i: int) -> Node | Inside:
         return self.page.node(i)
+
+
+def _ordered(raw: list[bytes], tree: Tree, page: Page) -> list[Any]:
+    """These keys as the database orders them. Raises CorruptedError where they do not ascend."""
+    keys: list[Any] = raw if tree.order is bytes else [tree.order(key) for key in raw]
+    if not all(map(lt, keys, keys[1:])):
+        for before, after in pairwise(raw):
+            check_ascending(tree.order, before, after, page)
+    return keys
+
+
+class Inside(NamedTuple):
+    """A record of a block (codec/packing.py), in place of the node of an entry."""
+
+    page: Page
+    key: bytes
+    value: bytes
+    flags: int = 0
+
+
+#: (keys, values) of a node that holds a block; None: it holds one record
+Unblock = Callable[[Node], tuple[list[bytes], list[bytes]] | None]
+
+
+class Spread(Leaf):
+    """A leaf page of a database with blocks: its items are their records."""
+
+    __slots__ = ("_nodes",)
+
+    def __init__(self, leaf: Leaf, tree: Tree, unblock: Unblock) -> None:
+        self.page, self.children = leaf.page, []
+        self._nodes: list[Node | Inside] = []
+        for i in range(leaf.page.n):
+            node = leaf.page.node(i)
+            block = unblock(node)
+            if block is None:
+                self._nodes.append(node)
+            else:
+                self._nodes += [Inside(leaf.page, key, value) for key, value in zip(*block, strict=True)]
+        self.keys = _ordered([node.key for node in self._nodes], tree, leaf.page)
+
+    def key(self, i: int) -> bytes:
+        return self._nodes[i].key
+
+    def node(self, i: int) -> Node | Inside:
+        return self._nodes[i]
 
 
 #: (page, item) from the root to an item
@@ -55,10 +98,13 @@ Path = list[tuple[Leaf, int]]
 
 
 class Keys:
-    """The keys of one database. path : of the data file, for messages"""
+    """The keys of one database. path : of the data file, for messages; unblock : it has blocks"""
 
-    def __init__(self, read_page: ReadPage, snapshot: Snapshot, db: Db, path: str) -> None:
+    def __init__(
+        self, read_page: ReadPage, snapshot: Snapshot, db: Db, path: str, unblock: Unblock | None = None
+    ) -> None:
         self._path = path
+        self._unblock = unblock
         self.tree = Tree(read_page, snapshot, db)
         self._lock = threading.Lock()
         self._leaves: dict[int, Leaf] = {}
@@ -84,8 +130,10 @@ class Keys:
         if i < len(leaf.keys):
             path.append((leaf, i))
             return path
-        path.append((leaf, i - 1))
-        return self.next(path)
+        path = self.next([*path, (leaf, i - 1)])
+        if path and self._unblock is not None:  # the next page begins with the last key of its first block
+            path[-1] = path[-1][0], bisect_left(path[-1][0].keys, wanted)
+        return path
 
     def find(self, wanted: bytes | int) -> tuple[Leaf, int] | None:
         """The item with this key, in the form of `Tree.order`, if there is one."""
@@ -126,6 +174,8 @@ class Keys:
         if found is None:
             try:
                 found = Leaf(self.tree.page(pgno, level), self.tree)
+                if self._unblock is not None and not found.children:
+                    found = Spread(found, self.tree, self._unblock)
             except ParioError as e:
                 raise e.at(path=self._path) from None
             with self._lock:

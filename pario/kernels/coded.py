@@ -3,10 +3,17 @@ interpreter.
 
 A value of a packed database (codec/packing.py draws it):
 
-    byte 0        slot in the table of codecs; 0: the value is stored as it is
+    byte 0        slot in the table of codecs; 0: the value is stored as it is; BLOCK more: it is a block
     bytes 1..4    the low 32 bits of the value's XXH3, lowest byte first
     LEB128        the value's size in bytes; only where slot is not 0
     rest          what the codec made of it
+
+A block holds several records, one after the other in key order, under the key of the last one. Before it is packed:
+
+    u16           records of the block, n
+    u8[2, 3, n]   high bytes, then low bytes, of three numbers a record: the bytes that its key shares with the key
+                  before it, the other bytes of its key, the bytes of its value
+    u8[...]       the other bytes of all keys; all values
 
 A row of `hows` says how to call one codec's library: i64[HOW].
 
@@ -34,6 +41,8 @@ PYTHON, RAW, ZSTD, LZ4, LZ4_STREAM, BROTLI, DEFLATE, BLOSC = range(8)
 
 #: bytes of a header without the size
 FIXED = 5
+#: Added to the slot of a block; so there are fewer codecs. Bytes of its head; the most bytes that one unpacks to.
+BLOCK, BLOCK_HEAD, MOST_BLOCK = 128, 2, 1 << 24
 #: The largest value that LMDB holds; more in a header is damage.
 MOST = 0xFFFFFFFF
 #: A value is at most this many times its packed bytes and this much more: a few bytes can say, and hold, 4 GiB.
@@ -49,7 +58,7 @@ BLOSC_HEAD = 32
 _BLOSC_COPIED, _BLOSC_WHOLE = 2, 16
 
 #: codes of rows -> what is wrong with the value
-OK, LATER, HEADER, SLOT, SIZE, ROOM, BAD, SUM, FORM = range(9)
+OK, LATER, HEADER, SLOT, SIZE, ROOM, BAD, SUM, FORM, TABLE = range(10)
 WRONG = (
     "",
     "not decoded",
@@ -60,6 +69,7 @@ WRONG = (
     "the codec cannot decode it",
     "its checksum differs",
     "its size is not that of a row",
+    "the table of its block is damaged",
 )
 
 
@@ -160,7 +170,7 @@ def _header(at, n):  # type: ignore[no-untyped-def]
     if n < FIXED:
         return -1, 0
     buf = as_bytes(at, n)
-    if buf[0] == 0:
+    if buf[0] & BLOCK - 1 == 0:
         return n - FIXED, FIXED
     size, k = np.int64(0), FIXED
     for shift in range(0, 35, 7):
@@ -214,31 +224,121 @@ def _unpacked(hows, at, head, n, dst, size, word, lanes, scratch):  # type: igno
     """The code of the packed value of n bytes at `at`, with this header, whose `size` bytes are written to `dst`. They
     are compared with their checksum while they are in the processor's cache. (197 KB values: a pass of its own over
     the batch costs 10 to 15 % of decoding.)"""
-    code = _decoded(hows[as_bytes(at, 1)[0]], at + head, n - head, dst, size, word)
+    code = _decoded(hows[as_bytes(at, 1)[0] & BLOCK - 1], at + head, n - head, dst, size, word)
     if code == OK and _sum(dst, size, lanes, scratch) != _kept_sum(at):
         return SUM
     return code
 
 
+@inner
+def _block_size(hows, data, data_bytes, start, n):  # type: ignore[no-untyped-def]
+    """(code, bytes that it unpacks to, bytes of the header) of the packed block of n bytes at data + start."""
+    if not _inside(start, n, data_bytes):
+        return ROOM, 0, 0
+    size, head = _header(data + start, n)
+    if size < 0 or size > MOST_BLOCK or as_bytes(data + start, 1)[0] < BLOCK:
+        return HEADER, 0, 0
+    if as_bytes(data + start, 1)[0] & BLOCK - 1 >= len(hows):
+        return SLOT, 0, 0
+    return OK, size, head
+
+
+@inner
+def _in_block(block, k):  # type: ignore[no-untyped-def]
+    """(where the value of the block's record k begins, its bytes); -1 where the table does not fit the block."""
+    n = np.int64(block[0]) | np.int64(block[1]) << 8 if len(block) >= BLOCK_HEAD else 0
+    high, low = BLOCK_HEAD + n, BLOCK_HEAD + 4 * n  # of the other bytes of keys; behind them those of values
+    at = BLOCK_HEAD + 6 * n
+    if not 0 <= k < n or at > len(block):
+        return -1, 0
+    for i in range(n):
+        at += np.int64(block[high + i]) << 8 | np.int64(block[low + i])
+    begin, size = at, np.int64(0)
+    for i in range(n, 2 * n):
+        nbytes = np.int64(block[high + i]) << 8 | np.int64(block[low + i])
+        if i == n + k:
+            begin, size = at, nbytes
+        at += nbytes
+    return (begin, size) if at == len(block) else (-1, 0)
+
+
 @kernel
-def unpack_values(hows, data, data_bytes, starts, nbytes, out, out_bytes, out_starts, expected, codes):  # type: ignore[no-untyped-def]
+def unpack_values(hows, data, data_bytes, starts, nbytes, out, out_bytes, out_starts, expected, ordinals, codes):  # type: ignore[no-untyped-def]
     """Like `decode_values` for packed values: value i has expected[i] bytes, or as many as its header says where
     expected[i] is -1.
 
     hows : i64[slots, HOW]; rows of codecs without a C function keep the code LATER.
+    ordinals : i64[n], which one of the block at data + starts[i] value i is; -1: it stands there by itself, as all do
+        if there are none. Neighbouring rows of one block unpack it once.
     """
     word, failed = np.zeros(1, np.int64), 0
     lanes, scratch = np.empty(8, np.uint64), np.empty(SCRATCH, np.uint8)
+    memory, size = np.empty(1 << 14 if len(ordinals) else 1, np.uint8), np.int64(0)
+    at, of, found = np.int64(-1), np.int64(-1), OK
     for i in range(len(starts)):
-        code, size, head = _checked_header(hows, data, data_bytes, starts[i], nbytes[i], expected[i])
-        if code == OK:
-            code = ROOM
-            if _inside(out_starts[i], size, out_bytes):
-                at, dst = data + starts[i], out + out_starts[i]
-                code = _unpacked(hows, at, head, nbytes[i], dst, size, word, lanes, scratch)
+        to, wanted = out_starts[i], expected[i]
+        if len(ordinals) == 0 or ordinals[i] < 0:
+            code, n, head = _checked_header(hows, data, data_bytes, starts[i], nbytes[i], wanted)
+            if code == OK:
+                code = ROOM
+                if _inside(to, n, out_bytes):
+                    code = _unpacked(hows, data + starts[i], head, nbytes[i], out + to, n, word, lanes, scratch)
+        else:
+            if starts[i] != at or nbytes[i] != of:
+                at, of = starts[i], nbytes[i]
+                found, size, head = _block_size(hows, data, data_bytes, at, of)
+                if found == OK:
+                    if size > len(memory):
+                        memory = np.empty(size, np.uint8)
+                    dst = np.int64(memory.ctypes.data)
+                    found = _unpacked(hows, data + at, head, of, dst, size, word, lanes, scratch)
+            code, begin, n = found, np.int64(0), np.int64(0)
+            if code == OK:
+                begin, n = _in_block(memory[:size], ordinals[i])
+                code = TABLE if begin < 0 else SIZE if wanted >= 0 and n != wanted else OK
+            if code == OK:
+                code = ROOM
+                if _inside(to, n, out_bytes):
+                    code = OK
+                    copy_memory(out + to, np.int64(memory.ctypes.data) + begin, n)
         codes[i] = code
         failed += code != OK
     return failed
+
+
+@kernel
+def join_blocks(counts, keys, key_nbytes, data, starts, nbytes, out, out_nbytes):  # type: ignore[no-untyped-def]
+    """Write blocks of counts[b] records, as they are before they are packed, one after the other to `out`, and their
+    bytes to out_nbytes[b]; a record that stands alone is its value.
+
+    keys : u8[...], one after the other; out : u8[bytes of keys and values, 8 more for each record]
+    """
+    i, at, key, before = 0, 0, np.int64(0), np.int64(0)
+    for b in range(len(counts)):
+        n, begin = counts[b], at
+        if n > 1:
+            out[at], out[at + 1] = n & 255, n >> 8
+            high, low = at + BLOCK_HEAD, at + BLOCK_HEAD + 3 * n
+            at += BLOCK_HEAD + 6 * n
+            for k in range(n):
+                own, shared = key_nbytes[i + k], np.int64(0)
+                if k > 0:
+                    most = min(own, key_nbytes[i + k - 1])
+                    while shared < most and keys[before + shared] == keys[key + shared]:
+                        shared += 1
+                rest = own - shared
+                out[at : at + rest] = keys[key + shared : key + own]
+                at, before, key = at + rest, key, key + own
+                out[high + k], out[low + k] = shared >> 8, shared & 255
+                out[high + n + k], out[low + n + k] = rest >> 8, rest & 255
+                out[high + 2 * n + k], out[low + 2 * n + k] = nbytes[i + k] >> 8, nbytes[i + k] & 255
+        else:
+            key += key_nbytes[i]
+        for k in range(i, i + n):
+            out[at : at + nbytes[k]] = data[starts[k] : starts[k] + nbytes[k]]
+            at += nbytes[k]
+        i += n
+        out_nbytes[b] = at - begin
 
 
 @kernel

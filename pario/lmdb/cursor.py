@@ -40,8 +40,8 @@ class Cursor:
     """
 
     __slots__ = (
-        "__weakref__", "_at", "_before", "_buffers", "_given", "_moves", "_op", "_packed", "_words", "_wraps", "db",
-        "txn",
+        "__weakref__", "_at", "_before", "_buffers", "_given", "_inside", "_moves", "_op", "_packed", "_words",
+        "_wraps", "db", "txn",
     )  # fmt: skip
 
     def __init__(self, db: _Database | None, txn: Any) -> None:
@@ -61,6 +61,7 @@ class Cursor:
         self._wraps = self._buffers or packed is not None
         if packed is not None:
             self.__class__ = packed.cursor
+            self._inside: Any = None
 
     def close(self) -> None:
         """Close the cursor; later calls of other methods raise. Idempotent."""

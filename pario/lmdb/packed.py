@@ -8,10 +8,12 @@ being one that most programs would not read then. Nothing else changes for datab
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from xxhash import xxh3_64_intdigest
 
 from pario.errors import ParioError
 from pario.format.layout import F_SUBDATA, MDB_DUPSORT
@@ -38,18 +40,40 @@ class PackedValues:
 
     key : of the reserved entry; start : what its value begins with, and no packed value
     names : keys of the named databases that lie beside the records; their values were never packed
+    order : what orders keys, as of `format.tree.key_order`
     """
 
+    #: of databases without blocks, and of this one
+    of_entries: type[Cursor]
     cursor: type[Cursor]
-    #: reserved entries among the entries of the database
+    #: by how many the entries of the database are more than its records; less than 0 where they are blocks
     hidden = 1
 
-    def __init__(self, key: bytes, start: bytes, packing: Any, path: str, names: frozenset[bytes]) -> None:
+    def __init__(
+        self, key: bytes, start: bytes, packing: Any, path: str, names: frozenset[bytes], order: Any
+    ) -> None:
         self.key = key
         self.start = start
         self.names = names
         self._packing = packing
         self._path = path
+        self.order = order
+        if packing.counts is not None:
+            self.cursor, self.hidden = BlockCursor, 1 + packing.entries - packing.n
+        self._last: tuple[Any, Any] = None, None
+
+    def block(self, value: bytes) -> tuple[list[bytes], list[bytes]] | None:
+        """(keys, values) of a block; None: the value is that of one record. Raises lmdb.CorruptedError."""
+        if not self._packing.is_block(value):
+            return None
+        known, block = self._last
+        if known != value:
+            try:
+                block = self._packing.block(value)
+            except ParioError as e:
+                raise self._damaged(e.what) from e
+            self._last = value, block  # many a program asks for neighbours
+        return block  # type: ignore[no-any-return]
 
     def one(self, value: bytes) -> bytes:
         """The value as it was. Raises lmdb.CorruptedError."""
@@ -99,8 +123,10 @@ class _Unknown(PackedValues):
         self._error = error
 
     def one(self, value: bytes) -> bytes:
-        if len(value) < _LEAST or value[0] > _MOST_SLOT:
+        if len(value) < _LEAST or value[0] & 127 > _MOST_SLOT:
             return value
+        if value[0] == 128 and value[1:5] != xxh3_64_intdigest(value[5:]).to_bytes(8, "little")[:4]:
+            return value  # a pickle begins so, too: a block that is stored as it is has its checksum
         error = type(self._error)(f"nothing says whether this value is packed: {self._error.what}")
         error.__dict__.update({**self._error.__dict__, "what": error.what})
         raise error
@@ -186,7 +212,83 @@ class PackedCursor(Cursor):
         return super()._wrapped(found, what)
 
 
-PackedValues.cursor = PackedCursor
+PackedValues.cursor = PackedValues.of_entries = PackedCursor
+
+
+class BlockCursor(PackedCursor):
+    """A cursor over the records of a database that has blocks of them in its entries. The words say in which entry it
+    stands, `_inside` (keys, values, number) where in its block; None: the entry is one record.
+    """
+
+    __slots__ = ()
+
+    def _land(self, number: int) -> None:
+        """It has come to another entry, at its record `number`; -1: the last one."""
+        self._inside = None
+        value = _look(self._at, abi.VALUE)
+        if value.__class__ is bytearray:
+            raise self._error(value, "read")
+        try:
+            block = self._packed.block(value)
+        except errors.Error:
+            self._words[abi.C_VALID] = 0
+            raise
+        if block is not None:
+            self._inside = [*block, number % len(block[0])]
+
+    def _go(self, op: int) -> bool:
+        if self._given is not None:
+            self._settle()
+        words, inside, step = self._words, self._inside, 0
+        if words[abi.C_SET] and inside is not None and op not in (abi.FIRST, abi.LAST, abi.FIRST_DUP, abi.LAST_DUP):
+            step = -1 if op in _BACK else 1
+        if step and not (step > 0 and words[abi.C_END]) and 0 <= inside[2] + step < len(inside[0]):
+            self._check()
+            inside[2] += step
+            words[abi.C_END], words[abi.C_VALID] = 0, 1
+            return True
+        if not super()._go(op):
+            return False
+        self._land(-1 if op in _BACK else 0)
+        return True
+
+    def _seek(self, op: int, key: Any, value: Any) -> bool:
+        if op not in (abi.SET_KEY, abi.SET_RANGE):
+            return super()._seek(op, key, value)  # raises
+        key = key if key.__class__ is bytes else abi.plain_bytes(key)
+        self._inside = None
+        if not super()._seek(abi.SET_RANGE, key, value):
+            return False
+        self._land(0)
+        inside, order = self._inside, self._packed.order
+        if inside is not None:
+            inside[2] = bisect_left(inside[0], order(key), hi=len(inside[0]) - 1, key=order)
+        found = inside[0][inside[2]] if inside is not None else _look(self._at, abi.KEY)
+        if op == abi.SET_KEY and found != key:
+            self._stand_nowhere()
+            return False
+        return True
+
+    def _look(self, what: int) -> Any:
+        if self._given is not None:
+            self._settle()
+        inside = self._inside
+        if inside is None or not self._words[abi.C_VALID]:
+            return super()._look(what)
+        self._check()
+        keys, values, number = inside
+        item = keys[number], values[number]
+        return Cursor._wrapped(self, [item if what == abi.ITEM else item[what != abi.KEY]], what)[0]
+
+    def _fetch(self, op: int, started: int, most: int, aim: int, what: int) -> list[Any]:
+        if self._given is not None:
+            self._settle()
+        if not self._words[abi.C_VALID] or (started and not self._go(op)):
+            return []
+        return [self._look(what)]
+
+    def _get_many(self, keys: list[Any], what: int) -> list[Any]:
+        return [self._look(what) for key in keys if self._seek(abi.SET_KEY, key, b"")]
 
 
 def find_packed(store: Any, handle: Any) -> PackedValues | None:
@@ -216,6 +318,7 @@ def find_packed(store: Any, handle: Any) -> PackedValues | None:
     if _NAME not in key and _NAME[::-1] not in key and key.strip(b"\xff"):
         return None
     from pario.codec.packing import MAGIC, Packing
+    from pario.format.tree import key_order
     from pario.locate.hidden import looks_reserved
 
     start = MAGIC[:-1]  # the last byte is a version, which `Packing` looks at
@@ -229,10 +332,12 @@ def find_packed(store: Any, handle: Any) -> PackedValues | None:
         names = frozenset[bytes]()
         if handle is store.handles[None]:
             # More entries than there are packed values and the reserved one. (Most have none: nothing more is read.)
-            names = _names(store, handle.db.md_entries - 1 - packing.n)
+            names = _names(store, handle.db.md_entries - 1 - packing.entries)
+            if names:
+                packing.refuse_blocks(store.file.path)
     except ParioError as e:
         raise errors.translated(e.at(path=store.file.path), "opening a packed database") from e  # type: ignore[arg-type]
-    return PackedValues(key, start, packing, store.file.path, names)
+    return PackedValues(key, start, packing, store.file.path, names, key_order(flags, store.snapshot.layout))
 
 
 def _names(store: Any, count: int) -> frozenset[bytes]:

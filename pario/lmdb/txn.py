@@ -84,6 +84,8 @@ class Transaction(_Slots):
         if db is not None:
             handle = self._handle(db)
             at, packed = handle.at, self._store.packed(handle)
+        if packed is not None and packed.cursor is not packed.of_entries:  # a key may lie inside an entry
+            return self.cursor(db).get(key, default)
         value = _get(self._at, at, key)
         if value.__class__ is bytes:
             if packed is not None:

@@ -7,14 +7,14 @@ scanned while records are read). Both implement this contract, and `open.py` ope
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from pario.errors import OptionError
+from pario.errors import DecodeError, OptionError
 from pario.fetch.joined import bases_of, joined_name
 from pario.format.layout import MDB_INTEGERKEY, MDB_REVERSEKEY, Db
 from pario.locate.database import Database
@@ -118,6 +118,8 @@ class Index(ABC):
     """
 
     sizes_known: bool
+    #: keys of records that lie in blocks, if there are some: the reader sets it, who can unpack them
+    keys_within: Callable[[np.ndarray], list[bytes]] | None = None
 
     def __init__(self, stretches: Sequence[Stretch], mean_bytes: float) -> None:
         snapshots = [stretch.database.snapshot for stretch in stretches]
@@ -198,11 +200,12 @@ class Index(ABC):
         wanted = self.checked(ids)
         if len(wanted) <= len(self._ends) and all(i in self._ends for i in wanted.tolist()):
             return [self._ends[i] for i in wanted.tolist()]  # everybody asks for these: nobody opens a table for them
-        return self._keys_of(wanted)
+        return self.entry_keys(wanted) if self.keys_within is None else self.keys_within(wanted)
 
     @abstractmethod
-    def _keys_of(self, ids: np.ndarray) -> list[bytes]:
-        """`keys`, of others than those that every rank has."""
+    def entry_keys(self, ids: np.ndarray) -> list[bytes]:
+        """The keys that the database has for the entries in which these records (i64[m], in 0..n-1) lie: of a block
+        of records the last one's. (codec/packing.py)"""
 
     @abstractmethod
     def group_bytes(self, schedule: Schedule, node_size: int, align: int, chosen: Selection | None = None) -> int:
@@ -239,3 +242,9 @@ class Index(ABC):
         return wanted
 
 
+def key_of(index: Index, record: int) -> bytes:
+    """A record's key, for a message: in a damaged block that of its last record."""
+    try:
+        return index.keys([record])[0]
+    except DecodeError:
+        return index.entry_keys(np.array([record]))[0]

@@ -78,7 +78,7 @@ class GrowingIndex(Index):
         self.growth.reach(ids)
         return self.growth.extents[ids]
 
-    def _keys_of(self, ids: np.ndarray) -> list[bytes]:
+    def entry_keys(self, ids: np.ndarray) -> list[bytes]:
         with self._lock:
             return self.growth.keys(ids) if self._keys is None else self._keys.get(ids)
 

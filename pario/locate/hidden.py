@@ -6,12 +6,14 @@ last key are known to anyone who opens an index. One that is packed costs one re
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
-from pario.errors import CorruptedError, EmptyError
+from pario.errors import CorruptedError, EmptyError, FileError
 from pario.fetch.pool import ReadPool
 from pario.format.layout import MDB_DUPSORT, MDB_INTEGERKEY, MDB_REVERSEKEY
-from pario.locate.index import Places
+from pario.locate.index import EntryKeys, KeyTable, Places
 from pario.locate.sidecar import Saved
 
 #: Bytes that show whether a value is an entry.
@@ -72,6 +74,48 @@ def hide(saved: Saved, entry: bytes | None) -> None:
     saved.entry = entry
     saved.ends.pop(len(saved.places.extents) - 1, None)
     saved.places = without_last(saved.places)
+    counts = counts_of(entry, saved.database.path)
+    if counts is not None:
+        _spread(saved, counts)
+
+
+def counts_of(entry: bytes | None, path: str) -> np.ndarray | None:
+    """i64[entries], how many records each entry of a packed database holds; None: one each. Raises CorruptedError."""
+    if entry is None:
+        return None
+    from pario.codec.packing import counts_in
+
+    try:
+        return counts_in(entry)
+    except FileError as e:
+        raise e.at(path=path) from None
+
+
+def _spread(saved: Saved, counts: np.ndarray) -> None:
+    """From entries to records: those of a block have one place. Of keys, the last record of an entry has its entry's.
+    """
+    places, path = saved.places, saved.database.path
+    assert places is not None
+    if len(counts) != len(places.extents):
+        told = f"its reserved entry says that it has {len(counts):,} entries, and it has {len(places.extents):,}"
+        raise CorruptedError(told, path=path)
+    ends, by_offset = np.cumsum(counts), places.by_offset
+    if by_offset is not None:
+        mine = counts[by_offset]
+        firsts = np.repeat(ends[by_offset] - mine - (np.cumsum(mine) - mine), mine)
+        by_offset = firsts + np.arange(len(firsts))
+    mean_bytes = float(places.extents["nbytes"].sum() / ends[-1])
+    saved.places = Places(np.repeat(places.extents, counts), by_offset, places.content_id, mean_bytes)
+    saved.ends = {int(ends[i]) - 1: key for i, key in saved.ends.items()}
+    saved.meta = {int(ends[i]) - 1: key for i, key in saved.meta.items()}
+
+
+def keys_of_entries(
+    entry: bytes | None, path: str, keys: KeyTable | Callable[[], KeyTable]
+) -> KeyTable | Callable[[], KeyTable]:
+    """The table in which a record has the key of its entry. keys : of entries"""
+    counts = counts_of(entry, path)
+    return keys if counts is None else EntryKeys(keys, np.cumsum(counts) - counts)
 
 
 def without_last(places: Places) -> Places:

@@ -77,6 +77,26 @@ class KeyTable:
         return dict(zip(ids, self.get(np.array(ids)), strict=True))
 
 
+class EntryKeys(KeyTable):
+    """The keys of the entries in which records lie. One thread at a time.
+
+    keys : of entries, or what opens them; firsts : i64[entries], the first record of each
+    """
+
+    def __init__(self, keys: KeyTable | Callable[[], KeyTable], firsts: np.ndarray) -> None:
+        self._keys = keys
+        self._firsts = firsts
+
+    def get(self, ids: np.ndarray) -> list[bytes]:
+        if callable(self._keys):
+            self._keys = self._keys()
+        return self._keys.get(np.searchsorted(self._firsts, ids, side="right") - 1)
+
+    def close(self) -> None:
+        if isinstance(self._keys, KeyTable):
+            self._keys.close()
+
+
 class RecordIndex(Index):
     """An index of which all is known.
 
@@ -101,7 +121,7 @@ class RecordIndex(Index):
     def places(self, ids: np.ndarray) -> np.ndarray:
         return self._places.extents[ids]
 
-    def _keys_of(self, ids: np.ndarray) -> list[bytes]:
+    def entry_keys(self, ids: np.ndarray) -> list[bytes]:
         with self._lock:
             if callable(self._keys):
                 self._keys = self._keys()

@@ -14,7 +14,7 @@ from pario.comm.base import AnyWorld, together
 from pario.fetch.pool import ReadPool
 from pario.locate.base import Index, Stretch
 from pario.locate.database import Database
-from pario.locate.hidden import entry_at, find_entry, hide
+from pario.locate.hidden import counts_of, entry_at, find_entry, hide, keys_of_entries
 from pario.locate.index import KeyTable, Places, RecordIndex, arrange, key_table
 from pario.locate.meta import find_meta, meta_in
 from pario.locate.sidecar import Mark, Saved, find_saved, open_keys, same_sidecar, save_any
@@ -124,7 +124,8 @@ def _whole(
         stop, known, mark, trustees = world.bcast(told)
         stretch = Stretch(saved.database, start, stop, bytes_read, *known)
         opener = partial(open_keys, stretch.sidecar or "", saved.database.fingerprint, trustees)
-        tables.append(_spread_keys(world, saved.keys, stretch.sidecar, mark, opener))
+        table = _spread_keys(world, saved.keys, stretch.sidecar, mark, opener)
+        tables.append(keys_of_entries(stretch.entry, saved.database.path, table))
         stretches.append(stretch)
     keys, places = tables[0], parts[0] if parts else None
     if len(stretches) > 1:
@@ -232,6 +233,8 @@ def _growing(
                 n, last = n - 1, last[:-1]
             ends = {0: first[0], **{n - 1 - i: key for i, key in enumerate(last[:-3:-1])}}
             told = meta_in(first, last, n), ends, entry
+            if counts_of(entry, database.path) is not None:  # which records lie where is known of all, or of none
+                told = None, ends, entry
     meta, ends, entry = world.bcast(told)
     if meta is None:
         growth.close()

@@ -24,7 +24,7 @@ from pario.comm.base import AnyWorld, together
 from pario.errors import ChecksumError, FileError, MissingError, OptionError
 from pario.fetch.pool import ReadPool
 from pario.kernels.sums import check_sums, sum_values
-from pario.locate.base import Index
+from pario.locate.base import Index, key_of
 from pario.locate.database import Database, state_digest
 from pario.locate.sidecar import Trustees, open_trusted, save_first, sidecar_places, those_that_fit
 from pario.locate.stored import read_stored
@@ -93,7 +93,7 @@ class Sums:
             page=(offset - 1) // size,
             offset=offset,
             record=record,
-            key=self._index.keys(wanted)[0],
+            key=key_of(self._index, record),
             hint=self.hint if hint is None else f"{hint} {self.hint}",
         )
 

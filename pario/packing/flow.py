@@ -51,16 +51,16 @@ class Crew:
         self._packers, self.writer = Workers("pario-pack", self.threads), Workers("pario-write", 1)
 
     def pack(self, items: Items, packing: Packing | None, begin: int, writer: Writer | None, moved: Progress) -> None:
-        """Send the records from `begin` on to the writer (rank 0's), packed, or as they are."""
-        world = self.world
-        rounds = self._rounds(items.sizes, begin)
+        """Send the entries from `begin` on to the writer (rank 0's): records, packed, or as they are, or blocks."""
+        world, sizes = self.world, entry_sizes(items, packing)
+        rounds = self._rounds(sizes, begin)
         under_way: deque[tuple[int, list[Future[Batch]]]] = deque()
 
         def submit() -> None:
             chunks = next(rounds, None)
             if chunks is not None:
                 mine = chunks[self._first : self._first + self.threads]
-                raw = int(items.sizes[chunks[0][0] : chunks[-1][1]].sum())
+                raw = int(sizes[chunks[0][0] : chunks[-1][1]].sum())
                 under_way.append((raw, [self._packers.call(_packed, items, packing, *chunk) for chunk in mine]))
 
         for _ in range(_AHEAD):
@@ -148,14 +148,27 @@ class Crew:
         self.writer.close(cancel=True)
 
 
-def _packed(items: Items, packing: Packing | None, begin: int, stop: int) -> Batch:
+def entry_sizes(items: Items, packing: Packing | None) -> np.ndarray:
+    """i64[entries], bytes of the values of each entry."""
+    return items.sizes if packing is None or packing.counts is None else np.add.reduceat(items.sizes, packing.firsts)
+
+
+def _packed(items: Items, packing: Packing | None, first: int, behind: int) -> Batch:
+    begin, stop = first, behind
+    if packing is not None and packing.counts is not None:
+        counts = packing.counts[first:behind]
+        begin = int(packing.firsts[first])
+        stop = begin + int(counts.sum())
     records = items.read(np.arange(begin, stop))
     keys = items.keys(begin, stop)
     if len(records) != stop - begin or (records.nbytes != items.sizes[begin:stop]).any():
         raise SnapshotError("sizes of values changed while they were packed", record=begin)
     if packing is None:
         return Batch(keys, records.nbytes, _end_to_end(records))
-    data, _, nbytes = packing.pack_many(records)
+    if packing.counts is None:
+        data, _, nbytes = packing.pack_many(records)
+    else:
+        keys, data, nbytes = packing.pack_entries(records, keys, counts)
     return Batch(keys, nbytes, data)
 
 

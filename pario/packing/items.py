@@ -24,6 +24,7 @@ from pario.fetch.snapshot import check_snapshot, read_snapshot
 from pario.format.layout import F_BIGDATA, F_SUBDATA, MDB_DUPSORT
 from pario.format.meta import Snapshot
 from pario.format.tree import Tree, database_names, named_database, names_in
+from pario.locate.base import key_of
 from pario.locate.hidden import is_entry, looks_reserved
 from pario.records import Records
 
@@ -149,7 +150,10 @@ class ReaderItems(Items):
         self.sizes = np.ascontiguousarray(stored) if self.packing is None else self.packing.sizes
 
     def keys(self, begin: int, stop: int) -> list[bytes]:
-        return self._reader.keys(np.arange(begin, stop))
+        try:
+            return self._reader.keys(np.arange(begin, stop))
+        except DecodeError as e:
+            raise _damaged(e.what, self._reader.path, e.record, e.key) from None
 
     def read(self, ids: np.ndarray) -> Records:
         stored = self._reader.read_stored(ids)
@@ -158,9 +162,9 @@ class ReaderItems(Items):
         sizes = self.sizes[ids]
         starts = np.cumsum(sizes) - sizes
         out = np.empty(int(sizes.sum()), np.uint8)
-        for row, reason in self.packing.unpack(stored, out, starts, sizes):
+        for row, reason in self.packing.unpack(stored, out, starts, sizes, self.packing.ordinals(ids)):
             record = int(ids[row])
-            raise _damaged(reason, self._reader.path, record, *self.keys(record, record + 1))
+            raise _damaged(reason, self._reader.path, record, key_of(self._reader.index, record))
         return Records(ids, out, starts, sizes)
 
     def close(self) -> None:
@@ -195,6 +199,7 @@ class TreeItems(Items):
             if is_entry(entry):
                 del self._keys[-1], self._values[-1]
                 self.packing = packing_of(entry, len(self._keys), database.path)
+                self.packing.refuse_blocks(database.path)
         self.n = len(self._keys)
         stored = (value[1] if isinstance(value, tuple) else len(value) for value in self._values)
         self.sizes = np.fromiter(stored, np.int64, self.n) if self.packing is None else np.asarray(self.packing.sizes)
@@ -230,7 +235,7 @@ class TreeItems(Items):
         self._fetcher.close()
 
 
-def _damaged(reason: str, path: str, record: int, key: bytes) -> CorruptedError:
+def _damaged(reason: str, path: str, record: int | None, key: bytes | None) -> CorruptedError:
     hint = "Bring the file back from its source."
     return CorruptedError(f"a packed value is damaged: {reason}", path=path, record=record, key=key, hint=hint)
 

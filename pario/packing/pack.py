@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import numpy as np
 
 from pario.codec import registry
 from pario.codec.base import Codec
-from pario.codec.packing import Packing, reserved_key
+from pario.codec.packing import MOST_VALUE, Packing, reserved_key
 from pario.codec.registry import parse
 from pario.codec.select import Selection
 from pario.codec.trial import selection_for
@@ -21,7 +22,8 @@ from pario.comm.base import AnyWorld, on_root, together
 from pario.errors import ChecksumError, CorruptedError, FileError, OptionError
 from pario.format.layout import MDB_DUPSORT, MDB_INTEGERKEY, MDB_REVERSEKEY
 from pario.kernels.coded import MOST
-from pario.packing.flow import Crew, Progress
+from pario.locate.meta import NAMES
+from pario.packing.flow import Crew, Progress, entry_sizes
 from pario.packing.items import Items, databases_of, open_items
 from pario.packing.partial import Partial, Target
 from pario.packing.sources import Opened, Source, describe
@@ -29,6 +31,9 @@ from pario.packing.writer import Writer
 from pario.records import Records
 from pario.text import counted, decimal_bytes
 from pario.threads import Workers
+
+#: the packing for the records of a database; if the second argument says so, none of them shares an entry with others
+Choose = Callable[[Items, bool], Packing]
 
 _VERSION = 1
 #: Bytes of an automatic dictionary: 419 B JSON 3.66 with 32 KiB; four times as many digest longer than they save.
@@ -41,6 +46,14 @@ _SMALL = 64 << 10
 _CHOICE_BYTES, _BATCH, _STORE = 16 << 20, 256, 200e6
 #: It must save this share of what is stored without it, since decoding looks it up.
 _PAYS = 0.03
+#: Blocks of `auto`, in bytes of values; it looks for some if records have at most so many on average, takes the
+#: smallest whose pages are at most this share more than the fewest, and some only if they save this share. (JSON of
+#: 0.2 KB: between 2 and 8 KiB it is the waste at the ends of pages that differs, up to a tenth.)
+_BLOCKS, _SMALL_MEAN, _NEARLY, _BLOCK_PAYS = (2048, 3072, 4096, 6144, 8192), 1024, 0.03, 0.15
+#: Runs of neighbours that are sampled.
+_RUNS = 48
+#: What a page of LMDB's has for nodes, and a node takes beside its key and value.
+_PAGE, _NODE = 4080, 10
 
 
 @dataclass(frozen=True)
@@ -49,6 +62,7 @@ class PackOptions:
 
     codec : name, or name:level, or "auto": as `choose` says (docs/packing.md)
     dictionary : "auto", "no", or a size: "32k"
+    block : small records that are neighbours share an entry of about this many bytes: "auto", "no", or a size: "4k"
     links : of a folder that lead out of it: "follow" packs what they lead to in their place, "keep" keeps them
     keys : "hash": paths that are too long for a key are none, their names are kept beside the records; "path": an error
     dbs : the named databases to pack; (): all, and the records of the main one
@@ -60,6 +74,7 @@ class PackOptions:
 
     codec: str = "zstd:3"
     dictionary: str = "auto"
+    block: str = "auto"
     links: str = "follow"
     keys: str = "path"
     dbs: Sequence[str] = ()
@@ -99,6 +114,7 @@ def pack(world: AnyWorld, paths: Sequence[str], dst: str, options: PackOptions, 
     source, target = None, Target(dst, force=options.force)
     with together(world, "looking at the sources"):
         size = dictionary_bytes(options.dictionary)
+        block = block_bytes(options.block)
         if options.codec != "auto":
             parse(options.codec)
         if world.rank == 0:
@@ -112,8 +128,16 @@ def pack(world: AnyWorld, paths: Sequence[str], dst: str, options: PackOptions, 
     source, target = world.bcast((source, target))
     assert source is not None  # rank 0 has it
     state = {"version": _VERSION, "source": source.identity, "codec": options.codec, "dictionary": options.dictionary}
+    state["block"] = options.block
     job = _Job(world, target, talk, options.verify)
-    return job.run(source, state, lambda items: packing_for(items, options.codec, size, talk.say))
+
+    def choose(items: Items, alone: bool) -> Packing:
+        packing = packing_for(items, options.codec, size, talk.say)
+        if not alone and (nbytes := chosen_block(items, packing, block, talk.say)):
+            packing.more["block"] = nbytes
+        return packing
+
+    return job.run(source, state, choose)
 
 
 def make_lmdb(world: AnyWorld, source: Source, target: Target, talk: Talk, *, verify: bool) -> Summary:
@@ -133,7 +157,7 @@ class _Job:
         self.partial = Partial(target.path)
         self.file = os.path.join(self.partial.path, "data.mdb")
 
-    def run(self, source: Source, state: dict[str, Any], choose: Callable[[Items], Packing] | None) -> Summary:
+    def run(self, source: Source, state: dict[str, Any], choose: Choose | None) -> Summary:
         """choose : the packing for a database; None: values are stored as they are"""
         world = self.world
         with ExitStack() as stack:
@@ -157,7 +181,7 @@ class _Job:
 
     # -- filling -------------------------------------------------------------------------------------------------------
 
-    def _fill(self, crew: Crew, opened: Opened, choose: Callable[[Items], Packing] | None) -> None:
+    def _fill(self, crew: Crew, opened: Opened, choose: Choose | None) -> None:
         world = self.world
         with together(world, "looking at the values"):
             for _, items in opened.databases:
@@ -196,7 +220,7 @@ class _Job:
         crew: Crew,
         opened: Opened,
         number: int,
-        choose: Callable[[Items], Packing] | None,
+        choose: Choose | None,
         writer: Writer | None,
         moved: Progress,
     ) -> bool:
@@ -214,12 +238,13 @@ class _Job:
                     key = _key_for(items, names, writer.longest_key)
                 if packs and done <= items.n:
                     assert choose is not None
-                    packing = self._packing(number, items, choose, done)
+                    packing = self._packing(number, items, choose, done, alone=bool(names))
         packing, done, known = world.bcast((packing, done, packing is not None or not packs or done > items.n))
         if not known:
             return False
-        moved(int(items.sizes[:done].sum()))
-        if done <= items.n:
+        sizes = entry_sizes(items, packing)
+        moved(int(sizes[:done].sum()))
+        if done <= len(sizes):
             crew.pack(items, packing, done, writer, moved)
         with together(world, "writing the last entry"):
             if writer is not None and packing is not None:
@@ -232,18 +257,25 @@ class _Job:
         return True
 
     def _packing(
-        self, number: int, items: Items, choose: Callable[[Items], Packing], done: int
+        self, number: int, items: Items, choose: Choose, done: int, *, alone: bool
     ) -> Packing | None:
         """The one that this database was begun with, else a new one; None if it was begun with one that is lost. Rank
-        0."""
-        kept = self.partial.kept(f"packing-{number}")
+        0.
+
+        alone : no record shares an entry with others
+        """
+        packing, kept = None, self.partial.kept(f"packing-{number}")
         if kept is not None:
             with suppress(FileError):
-                return Packing.from_entry(kept)
-        if done:
+                packing = Packing.from_entry(kept)
+        if packing is None and done:
             return None
-        packing = choose(items)
-        self.partial.keep(f"packing-{number}", packing.entry())
+        if packing is None:
+            packing = choose(items, alone)
+            self.partial.keep(f"packing-{number}", packing.entry())
+        if (nbytes := packing.more.get("block")) is not None:
+            counts = block_counts(items, int(nbytes))
+            packing.counts = counts if counts.max(initial=1) > 1 else None
         return packing
 
     # -- verifying -----------------------------------------------------------------------------------------------------
@@ -291,19 +323,97 @@ def _key_for(items: Items, names: Sequence[bytes], longest: int) -> bytes:
     return reserved_key(last, integer=integer, reverse=reverse, longest=longest)
 
 
-# -- how the values are packed: the codec, and a dictionary if it pays -------------------------------------------------
+# -- how the values are packed: the codec, and a dictionary and blocks if they pay -------------------------------------
 
 
 def dictionary_bytes(text: str) -> int | None:
     """What the option means: None for "auto", 0 for "no", else bytes: 32768, 32k, 1M. Raises OptionError."""
+    return _bytes_of(text, 64 << 20, "dictionary is auto, no, or a size of 256 bytes to 64 MiB such as 32k")
+
+
+def block_bytes(text: str) -> int | None:
+    """The same, of blocks."""
+    return _bytes_of(text, 64 << 10, "block is auto, no, or a size of 256 bytes to 64 KiB such as 4k")
+
+
+def _bytes_of(text: str, most: int, expected: str) -> int | None:
     if text in ("auto", "no"):
         return None if text == "auto" else 0
     number, unit = text.lower().removesuffix("ib").removesuffix("b"), 1
     if number[-1:] in ("k", "m"):
         number, unit = number[:-1], 1024 if number[-1] == "k" else 1024**2
-    if not number.isdigit() or not 256 <= int(number) * unit <= 64 << 20:
-        raise OptionError(f"dictionary is auto, no, or a size of 256 bytes to 64 MiB such as 32k, got {text!r}")
+    if not number.isdigit() or not 256 <= int(number) * unit <= most:
+        raise OptionError(f"{expected}, got {text!r}")
     return int(number) * unit
+
+
+def block_counts(items: Items, nbytes: int) -> np.ndarray:
+    """i64[entries]: how many neighbours share each entry, by sizes and keys alone: values of at most `nbytes` together,
+    each with 16 bytes for its key. What is larger than half of that, or a meta record (locate/meta.py), stands alone.
+    """
+    return _cut(items.sizes, nbytes, _meta_ids(items))
+
+
+def _cut(sizes: np.ndarray, nbytes: int, alone: list[int]) -> np.ndarray:
+    """`block_counts`. alone : records that share no entry"""
+    n, through, counts, at = len(sizes), np.cumsum(np.minimum(sizes, nbytes) + 16), list[int](), 0
+    large = sizes > min(nbytes // 2, MOST_VALUE)
+    large[alone] = True
+    for wall in [*np.flatnonzero(large).tolist(), n]:
+        while at < wall:
+            before = int(through[at - 1]) if at else 0
+            stop = min(max(int(np.searchsorted(through, before + nbytes, side="right")), at + 1), wall)
+            counts.append(stop - at)
+            at = stop
+        if wall < n:
+            counts.append(1)
+            at = wall + 1
+    return np.array(counts, np.int64)
+
+
+def _meta_ids(items: Items) -> list[int]:
+    """Of records that have the names of meta records: a Loader looks for them among the keys of entries."""
+    if items.flags & MDB_INTEGERKEY and not items.flags & MDB_REVERSEKEY:
+        return []
+    turn = -1 if items.flags & MDB_REVERSEKEY else 1
+
+    def order(i: int) -> bytes:
+        return items.keys(i, i + 1)[0][::turn]
+
+    places = [(name, bisect_left(range(items.n), name[::turn], key=order)) for name in NAMES]
+    return [i for name, i in places if i < items.n and items.keys(i, i + 1) == [name]]
+
+
+def chosen_block(items: Items, packing: Packing, nbytes: int | None, say: Callable[[str], None]) -> int:
+    """Bytes of values in a block; 0: there are to be none. Reads samples. nbytes : None: automatic; 0: none"""
+    if nbytes is not None or items.n < 16 or items.nbytes > _SMALL_MEAN * items.n:
+        return nbytes or 0
+    run = max(4, int(4 * _BLOCKS[-1] * items.n / max(1, items.nbytes)))
+    begins = np.unique(np.random.default_rng(0).integers(0, max(1, items.n - run), _RUNS)).tolist()
+    runs = [(items.read(np.arange(a, b)), items.keys(a, b)) for a in begins for b in [min(a + run, items.n)]]
+    pages = {size: _pages(packing, runs, size) for size in (0, *_BLOCKS)}
+    least = min(pages.values())
+    if least >= (1 - _BLOCK_PAYS) * pages[0]:
+        return 0
+    size = next(size for size in _BLOCKS if pages[size] <= (1 + _NEARLY) * least)
+    say(f"blocks of {size:,} bytes: about {pages[size] / pages[0]:.0%} of the pages that each record by itself takes")
+    return size
+
+
+def _pages(packing: Packing, runs: Sequence[tuple[Records, list[bytes]]], nbytes: int) -> int:
+    """The pages of an LMDB that these neighbours take in blocks; nbytes : 0: each by itself."""
+    pages = room = 0
+    for records, keys in runs:
+        counts = _cut(records.nbytes, nbytes, []) if nbytes else np.ones(len(records), np.int64)
+        names, _, sizes = packing.pack_entries(records, keys, counts)
+        for key, size in zip(names, sizes.tolist(), strict=True):
+            node = _NODE + len(key) + size
+            if node > _PAGE // 2:  # a value beside the leaves
+                pages, node = pages - (-(size + _NODE) // _PAGE), 2 * _NODE + len(key)
+            if node > room:
+                pages, room = pages + 1, _PAGE
+            room -= node
+    return pages
 
 
 def packing_for(items: Items, spec: str, dictionary: int | None, say: Callable[[str], None]) -> Packing:

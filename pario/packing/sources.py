@@ -128,7 +128,8 @@ class LmdbSource(Source):
             stack.pop_all()
         packing: Packing | None = getattr(opened.databases[0][1], "packing", None)
         if packing is not None:  # what it was packed from is that of the new one, too
-            opened.more = {name: told for name, told in packing.more.items() if name not in ("prediction", "pario")}
+            own = ("prediction", "pario", "block")
+            opened.more = {name: told for name, told in packing.more.items() if name not in own}
             opened.parts = packing.parts if world.rank == 0 else {}
         return opened
 
