@@ -1,7 +1,7 @@
 """The codecs of packed databases: ratio and speed by kind of record, ways to call their libraries, and choices tried.
 
     python -m benchmarks.codecs table     ratio, unpacking, packing
-    python -m benchmarks.codecs ways      unpacking through kernels beside the fastest Python packages
+    python -m benchmarks.codecs floats    ratios of floating-point numbers with the filters of blosc2
     python -m benchmarks.codecs live      the chosen codec keeps up, the next better ratio does not
     python -m benchmarks.codecs bars      ratios with dictionaries
     python -m benchmarks.codecs all [--rounds 3] [--out FILE.json] [--into measurements/packing.md]
@@ -20,9 +20,8 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -205,62 +204,41 @@ def _short(number: float) -> str:
     return f"{number:,.0f}" if number >= 99.5 else f"{number:.3g}"
 
 
-# -- ways to call a library --------------------------------------------------------------------------------------------
+# -- floating-point numbers --------------------------------------------------------------------------------------------
 
 
-def ways(rounds: int) -> str:
-    """Microseconds of processor time per record, which other work on the machine changes less than elapsed time."""
-    lines = ["| records | library | way | us |", "|---|---|---|---|"]
-    for kind in ("JSON 419 B", "Datum 3 KB", "Datum 197 KB"):
-        values = kinds()[kind]
-        for spec in ("zstd:3", "lz4hc:9"):
-            calls = dict(_ways(spec, values))
-            best: dict[str, float] = {}
-            for _ in range(rounds):
-                for name, call in calls.items():
-                    begin = time.thread_time()
-                    call(_OUT)
-                    best[name] = min(best.get(name, 1e9), (time.thread_time() - begin) / len(values))
-            lines += [f"| {kind} | {spec} | {name} | {spent * 1e6:.2f} |" for name, spent in best.items()]
-    return "\n".join(lines)
+def _fields(rng: np.random.Generator, power: float, noise: float = 0.0) -> list[bytes]:
+    """Maps of 128 x 128 float32, 64 KB each, of mean 0 and deviation 1, whose amplitudes fall as 1 / f^power."""
+    fy, fx = np.fft.fftfreq(128)[:, None], np.fft.rfftfreq(128)[None]
+    waves = np.fft.rfft2(rng.normal(size=(8, 128, 128))) / (2 / 128 + np.hypot(fx, fy)) ** power
+    maps = np.fft.irfft2(waves, s=(128, 128))
+    maps = maps / maps.std(axis=(1, 2), keepdims=True) + noise * rng.normal(size=maps.shape)
+    return [one.astype(np.float32).tobytes() for one in maps]
 
 
-def _ways(spec: str, values: list[bytes]) -> Iterator[tuple[str, Callable[[np.ndarray], Any]]]:
-    codec, sizes = parse(spec), [len(value) for value in values]
-    nbytes = np.array(sizes, np.int64)
-    starts = np.cumsum(nbytes) - nbytes
-    packed = [codec.encode(value) for value in values]
-    records, packing = _as_records(packed), Packing([codec])
-    yield "C function in a kernel", lambda out: codec.decode_many(records, out, starts, nbytes)
-    stored = Records(records.ids, *packing.pack_many(_as_records(values)))
-    yield "the same with headers and checksums", lambda out: packing.unpack(stored, out, starts, nbytes)
-    rows = list(zip(starts.tolist(), sizes, strict=True))
-
-    try:
-        import cramjam
-        import zstandard
-    except ImportError as error:
-        print(error, file=sys.stderr)
-        return
-    if spec.startswith("zstd"):
-        frames = [zstandard.ZstdCompressor(3).compress(value) for value in values]
-
-        def single(out: np.ndarray) -> None:
-            engine = zstandard.ZstdDecompressor()
-            for value, (start, size) in zip(frames, rows, strict=True):
-                out[start : start + size] = np.frombuffer(engine.decompress(value), np.uint8)
-
-        yield "zstandard decompress, copied", single
-    else:
-
-        def blocks(out: np.ndarray) -> None:
-            for value, (start, size) in zip(packed, rows, strict=True):
-                cramjam.lz4.decompress_block_into(value, out[start : start + size], output_len=size)
-
-        yield "cramjam decompress_block_into", blocks
-
-
-_OUT = np.zeros(32 << 20, np.uint8)
+def floats(rounds: int) -> tuple[str, bool]:
+    """Ratios of 64 KB of float32 with the filters of blosc2 and of zstd alone. Bar: 1.5 of the smoothest map."""
+    rng = np.random.default_rng(16)
+    line = np.linspace(0, 1, 1 << 14)
+    every = {f"map, 1/f^{power}": _fields(rng, power) for power in (2, 3, 4, 5)}
+    every["map, 1/f^5, noise of 1e-4"] = _fields(rng, 5, 1e-4)
+    every["map, 1/f^4, 285 ± 10"] = [
+        (np.frombuffer(one, np.float32) * 10 + 285).astype(np.float32).tobytes() for one in _fields(rng, 4)
+    ]
+    every["random walk"] = [row.astype(np.float32).tobytes() for row in np.cumsum(rng.normal(size=(8, 1 << 14)), 1)]
+    every["sines"] = [
+        np.sin(20 * line * speed + 6 * speed).astype(np.float32).tobytes() for speed in rng.uniform(0.5, 2, 8)
+    ]
+    ways = [("shuffle", "zstd", 5), ("bitshuffle", "zstd", 5)]
+    ways += [("bytedelta", codec, level) for codec in ("lz4", "zstd") for level in (1, 5, 9)]
+    specs = ["zstd:3", *(f"blosc2:{level},typesize=4,filter={how},codec={codec}" for how, codec, level in ways)]
+    names = ["zstd:3", *(f"{how}, {codec}, level {level}" for how, codec, level in ways)]
+    lines, best = ["| 64 KB of float32 | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"], 0.0
+    for kind, values in every.items():
+        ratios = [_figures(Packing([parse(spec)]), values, SECONDS)[0] for spec in specs]
+        best = ratios[7] if kind == "map, 1/f^5" else best
+        lines.append(f"| {kind} | " + " | ".join(f"{ratio:.2f}" for ratio in ratios) + " |")
+    return "\n".join(lines), best >= 1.5
 
 
 # -- choices, tried ----------------------------------------------------------------------------------------------------
@@ -425,7 +403,7 @@ def bars() -> tuple[str, bool]:
 
 PARTS: dict[str, Callable[[int], tuple[str, bool]]] = {
     "bars": lambda rounds: bars(),
-    "ways": lambda rounds: (ways(5 * rounds), True),
+    "floats": floats,
     "table": lambda rounds: (tables(measured(rounds)), True),
     "live": live,
 }

@@ -174,6 +174,16 @@ def test_kinds_of_numbers() -> None:
     assert number_sizes([]) == []
 
 
+def test_filters_of_numbers_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reserved entry says which one a file is packed with."""
+    monkeypatch.setattr(trial, "CANDIDATES", ("raw",))
+    smooth = [np.sin(np.arange(16_384) / (90 + k)).astype(np.float32).tobytes() for k in range(4)]
+    best = max(measure_all(smooth, seconds=0.01), key=lambda one: one.ratio)
+    assert best.name == "blosc2:5,typesize=4,filter=bytedelta"
+    (codec,) = Packing.from_entry(Packing([parse(best.name)]).entry()).codecs
+    assert codec.options == {"typesize": 4, "filter": "bytedelta", "codec": "zstd"}
+
+
 def test_chosen_for_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     def choose_for(samples: list[bytes], iteration: float | None = None) -> str:
         how = {"batch": 256, "threads": None, "store": 200e6, "seconds": 0.01}

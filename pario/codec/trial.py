@@ -128,7 +128,7 @@ def missing_packages() -> dict[str, str]:
     return found
 
 
-_FILTERS = ("shuffle", "bitshuffle")
+_FILTERS = ("shuffle", "bitshuffle", "bytedelta")
 
 
 def number_sizes(samples: Sequence[bytes]) -> list[int]:
