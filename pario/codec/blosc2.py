@@ -20,15 +20,11 @@ _package = functools.partial(find_package, "blosc2")
 _PIP = how_to_install("codecs")
 #: name -> Blosc2's filters, one after the other
 _FILTERS = {
-    "none": ("NOFILTER",),
-    "shuffle": ("SHUFFLE",),
-    "bitshuffle": ("BITSHUFFLE",),
-    "bytedelta": ("SHUFFLE", "BYTEDELTA"),
-}
+    "none": [], "shuffle": ["SHUFFLE"], "bitshuffle": ["BITSHUFFLE"], "bytedelta": ["SHUFFLE", "BYTEDELTA"],
+}  # fmt: skip
 #: Older ones lose the last bytes of a value that is no whole number of numbers; before 2.10 they lack the filter.
-_BYTEDELTA_SINCE = (3, 3, 2)
+BYTEDELTA_SINCE = (3, 3, 2)
 _INNER = {"lz4": "LZ4", "lz4hc": "LZ4HC", "zstd": "ZSTD"}
-_MOST_TYPESIZE = 255
 
 
 class _Settings(ctypes.Structure):
@@ -61,7 +57,7 @@ class Blosc2(Codec):
         **options: Any,
     ) -> None:
         super().__init__(level, dictionary, **options)
-        if isinstance(typesize, bool) or not isinstance(typesize, int) or not 1 <= typesize <= _MOST_TYPESIZE:
+        if isinstance(typesize, bool) or not isinstance(typesize, int) or not 1 <= typesize <= 255:
             raise OptionError(f"typesize of codec blosc2 is a number of bytes from 1 to 255, got {typesize!r}")
         for what, value, names in (("filter", filter, _FILTERS), ("codec", codec, _INNER)):
             if value not in names:
@@ -69,10 +65,9 @@ class Blosc2(Codec):
         self.options = {"typesize": typesize, "filter": filter, "codec": codec}
         library = _library()
         if library is None or _package() is None:  # one that cannot be imported has its library
-            what = "the package blosc2, which is not there or cannot be imported"
-            raise OptionError(f"codec blosc2 needs {what}", hint=_PIP)
-        if filter == "bytedelta" and library.version < _BYTEDELTA_SINCE:
-            needs, found = (".".join(map(str, version)) for version in (_BYTEDELTA_SINCE, library.version))
+            raise OptionError("codec blosc2 needs the package blosc2, which is absent or cannot be imported", hint=_PIP)
+        if filter == "bytedelta" and library.version < BYTEDELTA_SINCE:
+            needs, found = (".".join(map(str, version)) for version in (BYTEDELTA_SINCE, library.version))
             what = f"filter bytedelta of codec blosc2 needs C-Blosc2 {needs}, found {found} in {library.path}"
             raise OptionError(what, hint="Install the package blosc2 4.10.1 or later.")
         self._head = np.frombuffer(self.encode(bytes(range(64)) * 4 * typesize), np.uint8)[:BLOSC_HEAD].copy()
@@ -88,7 +83,7 @@ class Blosc2(Codec):
         package, said = _package(), self.options
         if not len(value):  # its chunk would have no block
             return b""
-        names = (*["NOFILTER"] * 5, *_FILTERS[said["filter"]])[-6:]
+        names = (["NOFILTER"] * 6 + _FILTERS[said["filter"]])[-6:]
         return bytes(
             package.compress2(
                 bytes(value), typesize=said["typesize"], clevel=self.level, nthreads=1,

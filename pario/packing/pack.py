@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,6 @@ from pario.codec import registry
 from pario.codec.base import Codec
 from pario.codec.packing import Packing, reserved_key
 from pario.codec.registry import parse
-from pario.codec.select import Selection
 from pario.codec.trial import selection_for
 from pario.codec.zstd import train
 from pario.comm.base import AnyWorld, on_root, together
@@ -48,6 +48,7 @@ class PackOptions:
     """How to pack.
 
     codec : name, or name:level, or "auto": as `choose` says (docs/packing.md)
+    aim : of "auto": "capacity" takes the highest ratio that keeps up, "speed" what is read and unpacked soonest
     dictionary : "auto", "no", or a size: "32k"
     links : of a folder that lead out of it: "follow" packs what they lead to in their place, "keep" keeps them
     keys : "hash": paths that are too long for a key are none, their names are kept beside the records; "path": an error
@@ -59,6 +60,7 @@ class PackOptions:
     """
 
     codec: str = "zstd:3"
+    aim: str = "capacity"
     dictionary: str = "auto"
     links: str = "follow"
     keys: str = "path"
@@ -101,6 +103,8 @@ def pack(world: AnyWorld, paths: Sequence[str], dst: str, options: PackOptions, 
         size = dictionary_bytes(options.dictionary)
         if options.codec != "auto":
             parse(options.codec)
+            if options.aim != "capacity":
+                raise OptionError("--for says what a codec is chosen for", hint="Write --codec auto, or leave it out.")
         if world.rank == 0:
             follow, hashed = options.links == "follow", options.keys == "hash"
             source = describe(paths, prefix=options.prefix, follow=follow, hashed=hashed, dbs=options.dbs)
@@ -111,9 +115,10 @@ def pack(world: AnyWorld, paths: Sequence[str], dst: str, options: PackOptions, 
                 talk.say(line)
     source, target = world.bcast((source, target))
     assert source is not None  # rank 0 has it
-    state = {"version": _VERSION, "source": source.identity, "codec": options.codec, "dictionary": options.dictionary}
+    how = {"codec": options.codec, "aim": options.aim, "dictionary": options.dictionary}
     job = _Job(world, target, talk, options.verify)
-    return job.run(source, state, lambda items: packing_for(items, options.codec, size, talk.say))
+    choose = partial(packing_for, spec=options.codec, dictionary=size, say=talk.say, speed=options.aim == "speed")
+    return job.run(source, {"version": _VERSION, "source": source.identity} | how, choose)
 
 
 def make_lmdb(world: AnyWorld, source: Source, target: Target, talk: Talk, *, verify: bool) -> Summary:
@@ -306,17 +311,24 @@ def dictionary_bytes(text: str) -> int | None:
     return int(number) * unit
 
 
-def packing_for(items: Items, spec: str, dictionary: int | None, say: Callable[[str], None]) -> Packing:
+def packing_for(
+    items: Items, spec: str, dictionary: int | None, say: Callable[[str], None], speed: bool = False
+) -> Packing:
     """The packing for these records; reads samples of them. Local. Raises OptionError.
 
     spec : as `registry.parse` takes it, or "auto"
     dictionary : bytes; None: automatic, 0: none
+    speed : "auto" takes the fastest codec, not the highest ratio
     """
     more: dict[str, Any] = {}
     if spec == "auto":
-        chosen = _chosen(items, dictionary != 0)
+        samples = [value.tobytes() for value in _samples(items, np.arange(items.n), _CHOICE_BYTES)[0]]
+        chosen = selection_for(
+            samples, batch=_BATCH, store=_STORE, seconds=0.1, dictionaries=dictionary != 0, speed=speed
+        )
         spec, more["prediction"] = chosen.chosen.candidate.name, chosen.prediction()
-        say(f"codec {spec}, chosen for samples of {counted(items.n, 'record')}; `python -m pario data choose` says why")
+        aim = more["prediction"]["for"]
+        say(f"codec {spec}, chosen for {aim} by samples of {counted(items.n, 'record')}; `pario data choose` says why")
     codec = registry.parse(spec)
     if dictionary and not codec.takes_dictionary:
         raise OptionError(f"codec {codec.name} takes no dictionary", hint="Use --dictionary no, or --codec zstd:3.")
@@ -324,17 +336,6 @@ def packing_for(items: Items, spec: str, dictionary: int | None, say: Callable[[
     if dictionary != 0 and codec.takes_dictionary:
         trained = _dictionary(items, codec, dictionary, say)
     return Packing([registry.parse(spec, trained)], more=more)
-
-
-def _chosen(items: Items, dictionaries: bool) -> Selection:
-    """What FanStore's equations say of these records, if nothing is known of the application.
-
-    dictionaries : whether values may be packed with one
-    """
-    samples = [value.tobytes() for value in _samples(items, np.arange(items.n), _CHOICE_BYTES)[0]]
-    return selection_for(
-        samples, iteration=None, batch=_BATCH, threads=None, store=_STORE, seconds=0.1, dictionaries=dictionaries
-    )
 
 
 def _dictionary(items: Items, codec: Codec, nbytes: int | None, say: Callable[[str], None]) -> bytes:
