@@ -1,39 +1,41 @@
 """The codecs of packed databases: ratio and speed by kind of record, ways to call their libraries, and choices tried.
 
     python -m benchmarks.codecs table     ratio, unpacking, packing
-    python -m benchmarks.codecs ways      unpacking through kernels beside the fastest Python packages
-    python -m benchmarks.codecs live      the chosen codec keeps up, the next better ratio does not
+    python -m benchmarks.codecs floats    ratios of floating-point numbers with the filters of blosc2
+    python -m benchmarks.codecs foretold  what `data choose` foretells beside what a Loader does
     python -m benchmarks.codecs bars      ratios with dictionaries
     python -m benchmarks.codecs all [--rounds 3] [--out FILE.json] [--into measurements/packing.md]
 
 Exit status 1 if a bar is not met.
 
 All data are synthetic and in memory. Ratios are raw bytes / stored bytes, headers and checksums included. Times are the
-processor time of one thread, but in `live`; rounds are interleaved, and the best of them is printed.
+processor time of one thread, but in `foretold`; rounds are interleaved, and the best of them is printed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import queue
+import os
+import subprocess
 import sys
-import threading
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from statistics import median
 
+import lmdb
 import numpy as np
 
 from benchmarks.marked import fill_marked
 from benchmarks.study.sets import varint
-from pario.codec import trial
 from pario.codec.packing import Packing
 from pario.codec.registry import parse
-from pario.codec.select import Application, Candidate, Selection, Store, select
 from pario.codec.zstd import train
+from pario.commands.choose import ORDERS
 from pario.errors import OptionError
+from pario.loader.loader import Loader
 from pario.records import Records
 
 SPECS = (
@@ -205,194 +207,94 @@ def _short(number: float) -> str:
     return f"{number:,.0f}" if number >= 99.5 else f"{number:.3g}"
 
 
-# -- ways to call a library --------------------------------------------------------------------------------------------
+# -- floating-point numbers --------------------------------------------------------------------------------------------
 
 
-def ways(rounds: int) -> str:
-    """Microseconds of processor time per record, which other work on the machine changes less than elapsed time."""
-    lines = ["| records | library | way | us |", "|---|---|---|---|"]
-    for kind in ("JSON 419 B", "Datum 3 KB", "Datum 197 KB"):
-        values = kinds()[kind]
-        for spec in ("zstd:3", "lz4hc:9"):
-            calls = dict(_ways(spec, values))
-            best: dict[str, float] = {}
-            for _ in range(rounds):
-                for name, call in calls.items():
-                    begin = time.thread_time()
-                    call(_OUT)
-                    best[name] = min(best.get(name, 1e9), (time.thread_time() - begin) / len(values))
-            lines += [f"| {kind} | {spec} | {name} | {spent * 1e6:.2f} |" for name, spent in best.items()]
-    return "\n".join(lines)
+def _fields(rng: np.random.Generator, power: float, noise: float = 0.0) -> list[bytes]:
+    """Maps of 128 x 128 float32, 64 KB each, of mean 0 and deviation 1, whose amplitudes fall as 1 / f^power."""
+    fy, fx = np.fft.fftfreq(128)[:, None], np.fft.rfftfreq(128)[None]
+    waves = np.fft.rfft2(rng.normal(size=(8, 128, 128))) / (2 / 128 + np.hypot(fx, fy)) ** power
+    maps = np.fft.irfft2(waves, s=(128, 128))
+    maps = maps / maps.std(axis=(1, 2), keepdims=True) + noise * rng.normal(size=maps.shape)
+    return [one.astype(np.float32).tobytes() for one in maps]
 
 
-def _ways(spec: str, values: list[bytes]) -> Iterator[tuple[str, Callable[[np.ndarray], Any]]]:
-    codec, sizes = parse(spec), [len(value) for value in values]
-    nbytes = np.array(sizes, np.int64)
-    starts = np.cumsum(nbytes) - nbytes
-    packed = [codec.encode(value) for value in values]
-    records, packing = _as_records(packed), Packing([codec])
-    yield "C function in a kernel", lambda out: codec.decode_many(records, out, starts, nbytes)
-    stored = Records(records.ids, *packing.pack_many(_as_records(values)))
-    yield "the same with headers and checksums", lambda out: packing.unpack(stored, out, starts, nbytes)
-    rows = list(zip(starts.tolist(), sizes, strict=True))
-
-    try:
-        import cramjam
-        import zstandard
-    except ImportError as error:
-        print(error, file=sys.stderr)
-        return
-    if spec.startswith("zstd"):
-        frames = [zstandard.ZstdCompressor(3).compress(value) for value in values]
-
-        def single(out: np.ndarray) -> None:
-            engine = zstandard.ZstdDecompressor()
-            for value, (start, size) in zip(frames, rows, strict=True):
-                out[start : start + size] = np.frombuffer(engine.decompress(value), np.uint8)
-
-        yield "zstandard decompress, copied", single
-    else:
-
-        def blocks(out: np.ndarray) -> None:
-            for value, (start, size) in zip(packed, rows, strict=True):
-                cramjam.lz4.decompress_block_into(value, out[start : start + size], output_len=size)
-
-        yield "cramjam decompress_block_into", blocks
-
-
-_OUT = np.zeros(32 << 20, np.uint8)
-
-
-# -- choices, tried ----------------------------------------------------------------------------------------------------
-
-
-class Bucket:
-    """A store of so many bytes per second, whose bytes lie in memory."""
-
-    def __init__(self, rate: float) -> None:
-        self._rate, self._free = rate, time.perf_counter()
-
-    def take(self, nbytes: float) -> None:
-        now = time.perf_counter()
-        self._free = max(self._free, now) + nbytes / self._rate
-        if self._free > now:
-            time.sleep(self._free - now)
-
-
-#: A batch: so many bytes of values, so many times each, since slow codecs take long to pack.
-_LIVE_BYTES, _LIVE_TIMES = 2e5, 10
-
-
-def live(rounds: int) -> tuple[str, bool]:
-    """C2 of fanstore.md. The store's rate makes the uncompressed read take most of an iteration; the iteration is as
-    long as lets a codec in the middle pass, and not the next better one."""
-    lines = [
-        "| records | way | iteration | chosen | ratio | its rate | next better ratio | its rate |",
-        "|---|---|---|---|---|---|---|---|",
+def floats(rounds: int) -> tuple[str, bool]:
+    """Ratios of 64 KB of float32 with the filters of blosc2 and of zstd alone. Bar: 1.5 of the smoothest map."""
+    rng = np.random.default_rng(16)
+    line = np.linspace(0, 1, 1 << 14)
+    every = {f"map, 1/f^{power}": _fields(rng, power) for power in (2, 3, 4, 5)}
+    every["map, 1/f^5, noise of 1e-4"] = _fields(rng, 5, 1e-4)
+    every["map, 1/f^4, 285 ± 10"] = [
+        (np.frombuffer(one, np.float32) * 10 + 285).astype(np.float32).tobytes() for one in _fields(rng, 4)
     ]
-    fine = True
+    every["random walk"] = [row.astype(np.float32).tobytes() for row in np.cumsum(rng.normal(size=(8, 1 << 14)), 1)]
+    every["sines"] = [
+        np.sin(20 * line * speed + 6 * speed).astype(np.float32).tobytes() for speed in rng.uniform(0.5, 2, 8)
+    ]
+    ways = [("shuffle", "zstd", 5), ("bitshuffle", "zstd", 5)]
+    ways += [("bytedelta", codec, level) for codec in ("lz4", "zstd") for level in (1, 5, 9)]
+    specs = ["zstd:3", *(f"blosc2:{level},typesize=4,filter={how},codec={codec}" for how, codec, level in ways)]
+    names = ["zstd:3", *(f"{how}, {codec}, level {level}" for how, codec, level in ways)]
+    lines, best = ["| 64 KB of float32 | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"], 0.0
+    for kind, values in every.items():
+        ratios = [_figures(Packing([parse(spec)]), values, SECONDS)[0] for spec in specs]
+        best = ratios[7] if kind == "map, 1/f^5" else best
+        lines.append(f"| {kind} | " + " | ".join(f"{ratio:.2f}" for ratio in ratios) + " |")
+    return "\n".join(lines), best >= 1.5
+
+
+# -- what is foretold, tried -------------------------------------------------------------------------------------------
+
+#: Bytes of a set's values, which the memory tier holds; a set of fewer repeats them.
+_SET_BYTES = 48e6
+#: The training that a codec is chosen for: bytes of values per second
+_TRAINED = 100e6
+
+
+def foretold(rounds: int) -> tuple[str, bool]:
+    """`data choose` of ten sets, then the codec that it chose: records/s of a Loader in three orders, from memory, each
+    epoch after the first, and the bytes of the file, foretold ÷ measured."""
     every = kinds()
-    for kind in ("JSON 419 B", "Datum 3 KB", "text 400 KB"):
-        values = every[kind]
-        found = [
-            trial.measure(spec, values, threads=2, seconds=0.1)
-            for spec in ("raw", "lz4hc:9", "zstd:3", "brotli:9", "lzma:6")
-        ]
-        for sync in (False, True):
-            batch = max(2, min(len(values), int(_LIVE_BYTES / (sum(map(len, values)) / len(values)))))
-            chosen, rate = _tight(values[:batch] * _LIVE_TIMES, found, sync)
-            mine, other = chosen.chosen.candidate, chosen.tighter
-            sides = {"local": None, mine.name: mine, **({other.candidate.name: other.candidate} if other else {})}
-            best: dict[str, float] = {}
-            for _ in range(rounds):
-                for name, candidate in sides.items():
-                    got = _run(values[:batch], candidate, chosen.application, rate)
-                    best[name] = max(best.get(name, 0.0), got)
-            share = best[mine.name] / best["local"]
-            worse = best[other.candidate.name] / best["local"] if other else 0.0
-            fine &= share >= 0.95 and (other is None or worse < 0.95)
-            better = f"{other.candidate} | {worse:.3f}" if other else "none |"
-            lines.append(
-                f"| {kind} | {'in turns' if sync else 'ahead'} | {chosen.application.iteration * 1e3:.1f} ms "
-                f"| {mine.name} | {mine.ratio:.2f} | {share:.3f} | {better} |"
-            )
-    return "\n".join(lines), fine
+    rng = np.random.default_rng(15)
+    every["int16 1.2 KB, drift"] = _signals(rng, 3000, 600, "drift")
+    every["map 64 KB"] = _fields(rng, 5)
+    every["Datum 12 KB"] = _images(rng, 400, 64)
+    lines = ["| records | codec | " + " | ".join((*ORDERS, "file")) + " |", "|---" * (len(ORDERS) + 3) + "|"]
+    good = whole = 0
+    for kind, values in every.items():
+        ratios, codec = _foretold_of(values, rounds)
+        good, whole = good + sum(0.8 <= each <= 1.2 for each in ratios[:-1]), whole + len(ratios) - 1
+        lines.append(f"| {kind} | {codec} | " + " | ".join(f"{each:.2f}" for each in ratios) + " |")
+        print(lines[-1], file=sys.stderr, flush=True)
+    return "\n".join([*lines, "", f"{good} of {whole} rates lie within 0.8 to 1.2."]), good >= 0.9 * whole
 
 
-def _tight(values: list[bytes], found: list[Candidate], sync: bool) -> tuple[Selection, float]:
-    """(the choice, the store's bytes per second) of an application whose limit lies between two codecs."""
-    nbytes = float(sum(map(len, values)))
-    # The codecs from which none of the others takes ratio and speed at once.
-    front = [one for one in found if not any(o.ratio > one.ratio * 1.01 and o.seconds < one.seconds for o in found)]
-    front.sort(key=lambda one: one.seconds)
-    k = max(1, min(len(front) - 2, len(front) // 2))
-    inner, outer = front[k], front[k + 1] if k + 1 < len(front) else front[k]
-    cost = max(1.4 * inner.seconds, inner.seconds**0.6 * outer.seconds**0.4)
-    spent = len(values) * cost / 2
-    if sync:  # the store is so slow that the bytes that `inner` saves are worth `spent`
-        rate = nbytes * (1 - 1 / inner.ratio) / spent
-        application = Application(len(values), nbytes, nbytes / rate / 4, 2, sync=True)
-    else:
-        rate = nbytes / spent * 2
-        application = Application(len(values), nbytes, spent + nbytes / inner.ratio / rate, 2)
-    return select(application, found, Store(float("inf"), rate)), rate
-
-
-def _run(values: list[bytes], candidate: Candidate | None, app: Application, rate: float) -> float:
-    """Records per second of a loop that sleeps where it would compute. candidate : None for uncompressed data: in
-    memory if reading goes on meanwhile, else in the store"""
-    packing = Packing([parse(candidate.name)] if candidate else [])
-    packed = [packing.pack(value) for value in values] * _LIVE_TIMES
-    values = values * _LIVE_TIMES
-    halves = [_as_records(packed[k::2]) for k in range(2)]
-    sizes = [np.array([len(value) for value in values[k::2]], np.int64) for k in range(2)]
-    outs = [np.zeros(int(size.sum()), np.uint8) for size in sizes]
-    store = Bucket(rate) if candidate or app.sync else Bucket(float("inf"))
-    nbytes, steps = sum(float(half.nbytes.sum()) for half in halves), max(8, int(0.5 / app.iteration))
-    tasks: list[queue.Queue[bool]] = [queue.Queue() for _ in halves]
-    ready: queue.Queue[bool] = queue.Queue()
-
-    def decode(k: int) -> None:
-        while tasks[k].get():
-            packing.unpack(halves[k], outs[k], np.cumsum(sizes[k]) - sizes[k], sizes[k])
-            ready.put(True)
-
-    def load() -> None:
-        store.take(nbytes)
-        for task in tasks:
-            task.put(True)
-        for _ in tasks:
-            ready.get()
-
-    workers = [threading.Thread(target=decode, args=(k,)) for k in range(2)]
-    for worker in workers:
-        worker.start()
-    load()
-    ahead: queue.Queue[bool] = queue.Queue(1)
-
-    def reader() -> None:
-        for _ in range(steps):
-            load()
-            ahead.put(True)
-
-    background = threading.Thread(target=reader)
-    begin = time.perf_counter()
-    if not app.sync:
-        background.start()
-    for _ in range(steps):
-        if app.sync:
-            load()
-        else:
-            ahead.get()
-        time.sleep(app.iteration)
-    spent = time.perf_counter() - begin
-    if not app.sync:
-        background.join()
-    for task in tasks:
-        task.put(False)
-    for worker in workers:
-        worker.join()
-    return steps * len(values) / spent
+def _foretold_of(values: list[bytes], rounds: int) -> tuple[list[float], str]:
+    """(foretold ÷ measured: records/s in each order, bytes of the file; the codec)"""
+    with tempfile.TemporaryDirectory(prefix="pario-foretold-") as folder:
+        raw, packed = f"{folder}/raw", f"{folder}/packed"
+        many = (values * int(np.ceil(_SET_BYTES / sum(map(len, values)))))[:100_000]
+        with lmdb.open(raw, map_size=1 << 30, subdir=False) as env, env.begin(write=True) as txn:
+            txn.cursor().putmulti(((b"%09d" % n, value) for n, value in enumerate(many)), append=True)
+        batch = max(4, min(512, int(4e6 * len(values) / sum(map(len, values)))))
+        step_ms = 1e3 * batch * sum(map(len, values)) / len(values) / _TRAINED
+        words = ["data", "choose", raw, "--step-ms", f"{step_ms}", "--batch-size", f"{batch}", "--seconds", "0.3"]
+        run = [sys.executable, "-m", "pario", *words, "--json"]
+        said = json.loads(subprocess.run(run, check=True, capture_output=True, text=True).stdout)
+        one = said["chosen"]["candidate"]
+        how = ["--codec", one["name"], "--dictionary", "auto" if one["dictionary"] else "no", "--no-verify", "-q"]
+        subprocess.run([sys.executable, "-m", "pario", "data", "pack", raw, packed, *how], check=True)
+        ratios = []
+        for name, shuffle in ORDERS.items():
+            with Loader(packed, batch, comm="self", shuffle=shuffle, drop_last=True) as loader:
+                rates = []
+                for _ in range(1 + rounds):
+                    begin = time.perf_counter()
+                    rates.append(sum(len(records.ids) for records in loader) / (time.perf_counter() - begin))
+            ratios.append(said["foretold"]["records_per_second"][name] / median(rates[1:]))
+        ratios.append(said["foretold"]["file_bytes"] / os.path.getsize(packed))
+        return ratios, one["name"] + (" + dictionary" if one["dictionary"] else "")
 
 
 # -- bars --------------------------------------------------------------------------------------------------------------
@@ -425,9 +327,9 @@ def bars() -> tuple[str, bool]:
 
 PARTS: dict[str, Callable[[int], tuple[str, bool]]] = {
     "bars": lambda rounds: bars(),
-    "ways": lambda rounds: (ways(5 * rounds), True),
+    "floats": floats,
     "table": lambda rounds: (tables(measured(rounds)), True),
-    "live": live,
+    "foretold": foretold,
 }
 
 

@@ -4,9 +4,7 @@
 
 Sections: `bare`, records/s of the Loader on 3 KB and 197 KB records in memory over those of the codec's own
 `decode_many` on as many threads (bar 0.9), and beside the unpacked set; `store`, over those of the unpacked set on a
-store of 20 ms and 200 MB/s, at ratio 2 (bar 1.8); `capacity`, four emulated nodes with a quota that holds the packed
-set and not the raw one; `nodes`, weak scaling over 1, 2, 4 and 8 emulated nodes with tiers and peers (bar 0.95), and
-the requests to the store while they train (bar 0); `files`, records of 1.2 KB as files of 4 KiB blocks over the LMDB
+store of 20 ms and 200 MB/s, at ratio 2 (bar 1.8); `files`, records of 1.2 KB as files of 4 KiB blocks over the LMDB
 that `pack` makes of their folder (bar 5). Sets are made in DIR: Caffe's Datum with pixels of four bits of
 entropy, which zstd halves. Rounds are interleaved, figures are medians of ratios. Exit status 1 if a bar is not met.
 """
@@ -31,7 +29,7 @@ import numpy as np
 
 import pario
 from benchmarks.codecs import kinds
-from benchmarks.measure import interleave, launch, ratios
+from benchmarks.measure import interleave, ratios
 from benchmarks.stores.latency import latency_store
 from benchmarks.study.sets import varint
 from pario.codec.packing import Packing, reserved_key
@@ -47,7 +45,7 @@ SETS = {"3k": (100_000, (3, 32, 32)), "197k": (2_000, (3, 256, 256))}
 #: Spread of the pixels' values, for a packed file of half the size. (Raw records of 3 KB have a page of LMDB each.)
 SPREAD = {"3k": 4.0, "197k": 2.8}
 BATCH = {"3k": 512, "197k": 32}
-BARS = {"bare": 0.9, "store": 1.8, "nodes": 0.95, "files": 5.0}
+BARS = {"bare": 0.9, "store": 1.8, "files": 5.0}
 STORE = {"read_s": 0.020, "metadata_s": 0.002, "bytes_per_s": 200_000_000}
 _THREADS = len(os.sched_getaffinity(0))
 
@@ -197,86 +195,6 @@ def store(folder: Path, rounds: int, codec: str) -> list[dict[str, Any]]:
     return told
 
 
-# -- several nodes -----------------------------------------------------------------------------------------------------
-
-
-def job(path: Path, nodes: int, quota: int, epochs: int, step_s: float) -> dict[str, Any]:
-    """A job with one rank on each of so many emulated nodes (MPICH's cliques), see `rank`."""
-    words = ["--rank", os.fspath(path), str(quota), str(epochs), str(step_s)]
-    return launch("benchmarks.packed", words, ranks=nodes, nodes=nodes)
-
-
-def rank(path: str, quota: int, epochs: int, step_s: float) -> None:
-    """One rank: epochs with a tier of `quota` bytes per node, `step_s` seconds of computing per record."""
-    options = pario.Options(tiers=(pario.Tier("memory", quota),))
-    with pario.Loader(path, 8, Datum(), shuffle="global", options=options) as loader:
-        each, before = [], loader.report(all_ranks=True).total
-        for _ in range(epochs):
-            begin = time.perf_counter()
-            for batch in loader:
-                time.sleep(step_s * len(batch.ids))
-            each.append(time.perf_counter() - begin)
-            now = loader.report(all_ranks=True)
-            last, before = {k: now.total[k] - before[k] for k in before}, now.total
-        everyone = loader.world.allgather(each)
-        if loader.world.rank == 0:
-            told = {
-                "seconds": [max(times) for times in zip(*everyone, strict=True)],
-                "store reads of the last epoch": last["reads"], "store bytes of the last epoch": last["bytes_read"],
-                "unpack seconds of the last epoch": last["unpack"], "records": loader.records,
-            }  # fmt: skip
-            print(json.dumps(told), flush=True)
-
-
-def capacity(folder: Path, rounds: int, codec: str) -> list[dict[str, Any]]:
-    """C3: four nodes whose quotas together hold the packed file and not the raw one: who still asks the store?"""
-    raw, packed = made(folder, "197k", codec)
-    sizes = {name: os.path.getsize(path / "data.mdb") for name, path in (("raw", raw), ("packed", packed))}
-    quota = int(1.08 * sizes["packed"] / 4 / (1 << 20) + 2) << 20
-    found = {name: job(path, 4, quota, 2, 0.0) for name, path in (("raw", raw), ("packed", packed))}
-    reads = {name: one["store bytes of the last epoch"] for name, one in found.items()}
-    told = {
-        "section": "capacity", "nodes": 4, "quota": quota, "bytes": sizes,
-        "store bytes of the second epoch": reads, "hosted / capacity": round(sizes["raw"] / (4 * quota), 2),
-        "met": 4 * quota < sizes["raw"] and reads["raw"] > 0 and reads["packed"] == 0,
-    }  # fmt: skip
-    print(json.dumps(told), flush=True)
-    return [told]
-
-
-def nodes(folder: Path, rounds: int, codec: str) -> list[dict[str, Any]]:
-    """C5 and C4: weak scaling of later epochs, each node with as many records and 20 ms of computing per record."""
-    per_node, step_s = 100, 0.020
-    found: dict[int, list[float]] = {}
-    reads = 0
-    for count in (1, 2, 4, 8):
-        path = _first(folder, per_node * count, codec)
-        quota = int(1.3 * os.path.getsize(path / "data.mdb") / count / (1 << 20) + 4) << 20
-        for _ in range(rounds):
-            told = job(path, count, quota, 3, step_s)
-            found.setdefault(count, []).append(median(told["seconds"][1:]))
-            reads += told["store reads of the last epoch"]
-    share = {count: round(median(found[1]) / median(times), 3) for count, times in found.items()}
-    told = {
-        "section": "nodes", "records per node": per_node, "seconds": {n: round(median(t), 3) for n, t in found.items()},
-        "efficiency": share, "store reads of the last epochs": reads,
-        "met": min(share.values()) >= BARS["nodes"] and reads == 0,
-    }  # fmt: skip
-    print(json.dumps(told), flush=True)
-    return [told]
-
-
-def _first(folder: Path, n: int, codec: str) -> Path:
-    """The first n records of the large set, packed."""
-    path = folder / f"197k-{n}-{codec.replace(':', '-')}"
-    if not path.is_dir():
-        _, packed = made(folder, "197k", codec)
-        with pario.Reader(os.fspath(packed), comm="self") as reader:
-            values = [value.tobytes() for value in reader.read(range(n))]
-        pack(path, [(b"%08d" % i, value) for i, value in enumerate(values)], codec)
-    return path
-
-
 # -- small files -------------------------------------------------------------------------------------------------------
 
 
@@ -301,7 +219,7 @@ def files(folder: Path, rounds: int, codec: str) -> list[dict[str, Any]]:
     return [told]
 
 
-SECTIONS = {"bare": bare, "store": store, "capacity": capacity, "nodes": nodes, "files": files}
+SECTIONS = {"bare": bare, "store": store, "files": files}
 
 
 def main() -> int:
@@ -311,12 +229,7 @@ def main() -> int:
     parser.add_argument("--only", choices=sorted(SECTIONS))
     parser.add_argument("--codec", default="zstd:3")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--rank", nargs=4, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.rank:
-        path, quota, epochs, step_s = given.rank
-        rank(path, int(quota), int(epochs), float(step_s))
-        return 0
     given.data.mkdir(parents=True, exist_ok=True)
     told = []
     for name, section in SECTIONS.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import random
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from pario.records import Records
 
 SPECS = (
     "raw", "lz4", "lz4hc:3", "lz4hc:12", "zstd:-3", "zstd", "zstd:19", "blosc2:5,typesize=2", "deflate",
-    "blosc2:1,typesize=8,filter=bitshuffle,codec=lz4", "brotli:4", "lzma:1",
+    "blosc2:1,typesize=8,filter=bitshuffle,codec=lz4", "blosc2:5,typesize=4,filter=bytedelta", "brotli:4", "lzma:1",
 )  # fmt: skip
 WITH_DICTIONARIES = ("lz4", "lz4hc:3", "zstd", "zstd:19")
 LIBRARIES = {"lz4": lz4, "lz4hc": lz4, "zstd": zstd, "blosc2": blosc2, "deflate": deflate, "brotli": brotli}
@@ -99,6 +100,24 @@ def test_large_values(codec: Codec) -> None:
     values, failures = many(codec, [packed], [5_000_000])
     assert failures == []
     assert values[0] == value
+
+
+def test_bytedelta_keeps_what_is_no_whole_number() -> None:
+    """Of any size, beside what `shuffle` makes of it; other threads find the filter, too."""
+    field = np.cos(np.arange(20_000) / 50).astype(np.float32).tobytes()
+    sizes = [79_996 + k for k in range(5)]
+    delta, shuffled = (parse(f"blosc2:5,typesize=4,filter={name}") for name in ("bytedelta", "shuffle"))
+    packed = [delta.encode(field[:size]) for size in sizes]
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(many, delta, packed, sizes).result() == ([field[:size] for size in sizes], [])
+    assert len(packed[0]) < 0.9 * len(shuffled.encode(field[: sizes[0]]))
+
+
+def test_a_library_that_is_too_old_for_bytedelta(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blosc2, "BYTEDELTA_SINCE", (99, 0, 7))
+    parse("blosc2")
+    with pytest.raises(OptionError, match=r"filter bytedelta .* needs C-Blosc2 99.0.7, found 3"):
+        parse("blosc2:5,filter=bytedelta")
 
 
 def test_deflate_without_a_library(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import lmdb
 import numpy as np
@@ -59,6 +60,32 @@ def test_for_speed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (told,) = re.findall(r"a file of ([\d.]+) KB", out)
     assert 0.8 < float(told) * 1e3 / (path / "data.mdb").stat().st_size < 1.2
     assert "Choice: lzma" in run(path, "--iteration", "10", "--for", "capacity")
+
+
+def test_each_order_is_foretold(
+    path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the codec that is chosen; and the bytes of the file."""
+    monkeypatch.setattr(trial, "CANDIDATES", ("raw", "zstd:3"))
+    monkeypatch.setattr(trial, "DICTIONARIES", ())
+    asked, loader = list[object](), choose.Loader
+
+    def counted(*given: Any, **more: Any) -> Any:
+        asked.append(more["shuffle"])
+        return loader(*given, **more)
+
+    monkeypatch.setattr(choose, "Loader", counted)
+    out = run(path, "--step-ms", "10000")
+    assert set(asked[:-3]) == {"global"}, "each candidate"
+    assert asked[-3:] == [False, "block", "global"], "the chosen one"
+    orders = r'([\d,]+) in key order, ([\d,]+) in "block" order, ([\d,]+) in "global" order; a file of ([\d.]+) KB'
+    (told,) = re.findall(orders, out)
+    assert all(int(rate.replace(",", "")) > 0 for rate in told[:3])
+    made = tmp_path_factory.mktemp("packed")
+    pack = ["data", "pack", str(path), str(made), "--force", "--codec", "zstd:3", "--dictionary", "no"]
+    assert CliRunner().invoke(group, pack, catch_exceptions=False).exit_code == 0
+    made /= "data.mdb"
+    assert 0.8 < float(told[3]) * 1e3 / made.stat().st_size < 1.2
 
 
 def test_nothing_keeps_up(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ from layouts import LAYOUTS, write
 from pack_sources import FOLDERS, LMDBS, TARS, lmdb_truth, packed, tree_truth, unpacked
 
 from pario import Loader, Reader
+from pario.codec import trial
 from pario.comm.base import AnyWorld
 from pario.errors import DatabaseError, FileError, InvalidError, OptionError, SnapshotError
 from pario.files.tree import Tree
@@ -270,6 +271,21 @@ def test_other_codecs(codec: str, tmp_path: Path) -> None:
     assert lmdb_truth(str(tmp_path / "back")) == lmdb_truth(str(tmp_path / "source"))
     with pytest.raises(OptionError, match="no codec is called"):
         packed([str(tmp_path / "source")], str(tmp_path / "other"), codec="zip")
+
+
+@pytest.mark.parametrize("aim", ["capacity", "speed"])
+def test_the_choice_says_what_it_was_made_for(aim: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "CANDIDATES", ("raw", "zstd:1"))
+    monkeypatch.setattr(trial, "DICTIONARIES", ())
+    source, said = str(tmp_path / "source"), list[str]()
+    LMDBS["plain"](source)
+    packed([source], str(tmp_path / "packed"), said, codec="auto", aim=aim)
+    assert any(f"chosen for {aim} by samples" in line for line in said), said
+    with Reader(str(tmp_path / "packed")) as reader:
+        assert reader.packing is not None
+        assert reader.packing.more["prediction"]["for"] == aim
+    with pytest.raises(OptionError, match="--for says what a codec is chosen for"):
+        packed([source], str(tmp_path / "other"), codec="zstd:3", aim="speed")
 
 
 def test_what_exists_is_not_replaced(tmp_path: Path) -> None:

@@ -168,6 +168,22 @@ def _measured() -> str:
     return _table("quota | passes of the store | busiest node ÷ mean | time ÷ without tiers", rows)
 
 
+def _scaled() -> str:
+    """Weak scaling: measured by benchmarks/scale.py, whose nodes train on 200 records of 107 KB per second; the model
+    with its links; last, nodes that only read."""
+    job = Job(512, epochs=4, chunks=41 * 512)
+    tried = Point("pario", "packed", "scaling", "", 1.0, job, Rates(link=25e6, compute=200 * 107e3), "peers")
+    rows = []
+    for nodes in (2, 4, 16, 64, 512):
+        job = Job(nodes, epochs=4, quota=min(1.0, 1.33 / nodes), chunks=41 * nodes)
+        point = replace(tried, job=job, data_bytes=nodes * 42.8e6)
+        reads = replace(point, rates=Rates(link=12.5e9, tier=678 * 8e6))
+        told = [f"{value:.2f}" for value in _STORED["scaled"].get(str(nodes), [])] or [""] * 4
+        rows.append([str(nodes), *told, f"{_scaling(point):.2f}", f"{_scaling(reads):.2f}"])
+    head = "nodes | Loader, emulated | Loader, hosts | view, emulated | view, hosts"
+    return _table(f"{head} | model, hosts | model, only reading", rows)
+
+
 def tables() -> dict[str, str]:
     """Name -> Markdown, for the markers `<!-- model-tiers: NAME -->`."""
-    return {**_points(), "predicted": _predicted(), "measured": _measured()}
+    return {**_points(), "predicted": _predicted(), "measured": _measured(), "scaled": _scaled()}

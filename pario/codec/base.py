@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -77,7 +78,7 @@ class Codec(ABC):
         return f"<codec {self}{f', dictionary of {len(self.dictionary):,} bytes' if self.dictionary else ''}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (type(self), self.level, self.dictionary, self.options)
+        return partial(type(self), **self.options), (self.level, self.dictionary)
 
     @abstractmethod
     def encode(self, value: Any) -> bytes:
@@ -151,10 +152,6 @@ class Codec(ABC):
                 continue
             out[first : first + size] = value
         return failures
-
-
-def _again(cls: type[Codec], level: int | None, dictionary: bytes, options: dict[str, Any]) -> Codec:
-    return cls(level, dictionary, **options)
 
 
 _ZERO = np.zeros(1, np.int64)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pario.codec.base import Codec
-from pario.codec.library import Library, find_package, open_library
+from pario.codec.library import Library, find_package, open_library, required
 from pario.errors import OptionError, how_to_install
 from pario.kernels.coded import BROTLI, FUNCTION, KIND, MOST_INT
 
@@ -29,10 +29,7 @@ class Brotli(Codec):
 
     def __init__(self, level: int | None = None, dictionary: bytes | None = None, **options: Any) -> None:
         super().__init__(level, dictionary, **options)
-        library = _library()
-        if library is None:
-            raise OptionError("codec brotli needs the package brotli, whose C library is not there", hint=_PIP)
-        self._library = library
+        self._library = required(_library(), self.name, "brotli", _PIP)
 
     def decoding(self) -> AbstractContextManager[np.ndarray]:
         return self._calling({KIND: BROTLI, FUNCTION: self._library.address("BrotliDecoderDecompress")})

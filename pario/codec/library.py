@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from pario.errors import OptionError
+
 #: import name -> itself: what may be loaded here can be read
 _PACKAGES = {
     "blosc2": "blosc2",
@@ -71,6 +73,19 @@ def open_library(
             if library.version >= least:
                 return library
     return None
+
+
+def required(found: Library | None, codec: str, package: str, hint: str) -> Library:
+    """The library. Raises OptionError if there is none."""
+    if found is None:
+        raise OptionError(f"codec {codec} needs the package {package}, whose C library is not there", hint=hint)
+    return found
+
+
+def decimal_version(library: Library, name: str) -> tuple[int, int, int]:
+    """Of a function that says 10507 for 1.5.7."""
+    number: int = library.function(name, ctypes.c_int)()
+    return number // 10000, number // 100 % 100, number % 100
 
 
 def _paths(candidate: str) -> list[str]:

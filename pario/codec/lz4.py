@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pario.codec.base import Codec, address_of, as_bytes
-from pario.codec.library import Contexts, Library, open_library
+from pario.codec.library import Contexts, Library, decimal_version, open_library, required
 from pario.errors import OptionError, how_to_install
 from pario.kernels.coded import EXTRA, FUNCTION, HELPER, KIND, LZ4, LZ4_STREAM, MOST_INT, NUMBER, THIRD
 
@@ -34,10 +34,7 @@ class Lz4(Codec):
 
     def __init__(self, level: int | None = None, dictionary: bytes | None = None, **options: Any) -> None:
         super().__init__(level, dictionary, **options)
-        library = _library()
-        if library is None:
-            raise OptionError(f"codec {self.name} needs the package lz4, whose C library is not there", hint=_PIP)
-        self._library = library
+        self._library = library = required(_library(), self.name, "lz4", _PIP)
         self._near = np.frombuffer(self.dictionary[-_WINDOW:], np.uint8).copy()
         free = library.function(f"LZ4_freeStream{self._kind}", ctypes.c_int, _WORD)
         self._streams = Contexts(library.function(f"LZ4_createStream{self._kind}", _WORD), free)
@@ -48,7 +45,7 @@ class Lz4(Codec):
 
     def encoding(self) -> AbstractContextManager[np.ndarray]:
         library = self._library
-        if self.dictionary and not _has(library, self._attach):
+        if self.dictionary and not hasattr(library.handle, self._attach):
             return super().encoding()  # liblz4 before 1.10 has no function that lends a dictionary to several streams
         words = {KIND: LZ4_STREAM, NUMBER: self.level or 0}
         words[THIRD] = library.address(f"LZ4_resetStream{self._kind}_fast")
@@ -104,21 +101,10 @@ class Lz4hc(Lz4):
 _WORD = ctypes.c_void_p
 
 
-def _has(library: Library, name: str) -> bool:
-    try:
-        return bool(library.address(name))
-    except AttributeError:
-        return False
-
-
 @functools.cache
 def _library() -> Library | None:
     """liblz4: the one inside of the package lz4 (1.10 in lz4 4.4), else another package's, the system's."""
     return open_library(
-        ("lz4.block._block", "lz4._version", "blosc2/lib/libblosc2.so", "liblz4.so.1"), _FUNCTIONS, _version, (1, 9, 0)
-    )
-
-
-def _version(library: Library) -> tuple[int, int, int]:
-    number: int = library.function("LZ4_versionNumber", ctypes.c_int)()
-    return number // 10000, number // 100 % 100, number % 100
+        ("lz4.block._block", "lz4._version", "blosc2/lib/libblosc2.so", "liblz4.so.1"), _FUNCTIONS,
+        functools.partial(decimal_version, name="LZ4_versionNumber"), (1, 9, 0),
+    )  # fmt: skip

@@ -31,8 +31,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pario.errors import OptionError
-
 #: Part of the allowance that stays free.
 MARGIN = 0.1
 #: Ratios that differ by less are the same: the codec that decodes faster is taken, and raw before any.
@@ -53,10 +51,6 @@ class Application:
     iteration: float
     threads: int = 1
     sync: bool = False
-
-    def __post_init__(self) -> None:
-        if self.batch < 1 or self.nbytes < 0 or self.threads < 1 or not self.iteration >= 0:
-            raise OptionError(f"batch and threads must be at least 1, bytes and seconds not negative: {self}")
 
 
 @dataclass(frozen=True)
@@ -113,6 +107,7 @@ class Selection:
     chosen : admissible with the highest ratio; if none is, the one with the shortest step
     runner_up : the admissible one with the next lower ratio; None if there is none
     tighter : the next one with a higher ratio than the chosen, which is not admissible; None if there is none
+    speed : the fastest admissible one was asked for
     """
 
     application: Application
@@ -120,12 +115,14 @@ class Selection:
     chosen: Verdict
     runner_up: Verdict | None
     tighter: Verdict | None
+    speed: bool = False
 
     def prediction(self) -> dict[str, Any]:
         """For the reserved entry of a packed database: `Loader.report()` says whether it held."""
         mine = self.chosen.candidate
         return {
             "codec": mine.name,
+            "for": "speed" if self.speed else "capacity",
             "dictionary": mine.dictionary,
             "ratio": round(mine.ratio, 4),
             "decode_seconds": mine.seconds,
@@ -159,10 +156,6 @@ def select(
     raw : what the store delivers at the raw size
     speed : take the admissible one that reads and decodes in the least time, not the one with the highest ratio
     """
-    if not candidates:
-        raise OptionError("no candidates to choose a codec from")
-    if not 0 <= margin < 1:
-        raise OptionError(f"the margin is a share from 0 to less than 1, got {margin!r}")
     verdicts = sorted(
         (_judged(application, one, raw, margin) for one in candidates),
         key=lambda verdict: (verdict.candidate.ratio, -verdict.candidate.seconds),
@@ -175,9 +168,8 @@ def select(
     lower = [verdict for verdict in good if verdict.candidate.ratio < chosen.candidate.ratio * (1 - _SAME)]
     bound = chosen.candidate.ratio * (1 + _SAME)
     higher = [verdict for verdict in verdicts if not verdict.admissible and verdict.candidate.ratio > bound]
-    return Selection(
-        application, tuple(verdicts), chosen, _best(lower) if lower and good else None, higher[0] if higher else None
-    )
+    runner_up, tighter = _best(lower) if lower and good else None, higher[0] if higher else None
+    return Selection(application, tuple(verdicts), chosen, runner_up, tighter, speed)
 
 
 def _best(good: Sequence[Verdict]) -> Verdict:

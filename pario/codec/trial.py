@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -36,25 +36,21 @@ def measure(
     """
     packing = Packing([parse(spec, dictionary)])
     packing.pack(b"".join(samples[:1]))  # kernels are loaded, contexts made
-    packed, raw, end = list[bytes](), list[bytes](), time.perf_counter() + seconds
+    packed, end = list[bytes](), time.perf_counter() + seconds
     for sample in samples:
         packed.append(packing.pack(sample))
-        raw.append(sample)
         if time.perf_counter() > end:
             break
-    if not packed:
-        raise OptionError("no samples to measure a codec with")
     records = Records.of(np.arange(len(packed)), packed)
-    sizes = np.array([len(value) for value in raw], np.int64)
+    sizes = np.array([len(value) for value in samples[: len(packed)]], np.int64)
     starts = np.cumsum(sizes) - sizes
-    first = b"".join(raw)[:64]
 
     def decode(out: np.ndarray) -> None:
         failures = packing.unpack(records, out, starts, sizes)
-        if failures or out[:64].tobytes() != first:  # `unpack` has compared all checksums
+        if failures:  # `unpack` has compared all checksums
             raise OptionError(f"codec {spec} does not give back what it packed: {failures[:1]}")
 
-    each = _seconds_each(decode, int(sizes.sum()), threads, seconds) / len(raw)
+    each = _seconds_each(decode, int(sizes.sum()), threads, seconds) / len(packed)
     stored, plain = sum(map(len, packed)), int(sizes.sum())
     return Candidate(spec, plain / stored if stored else 1.0, each, dictionary=bool(dictionary))
 
@@ -72,16 +68,12 @@ def _seconds_each(decode: Callable[[np.ndarray], None], nbytes: int, threads: in
             decode(out)
 
     best, end = float("inf"), time.perf_counter() + seconds
-    while True:
-        workers = [threading.Thread(target=work, args=(out,)) for out in outs]
-        begin = time.perf_counter()
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-        best = min(best, time.perf_counter() - begin)
-        if time.perf_counter() > end:
-            return best / calls
+    with ThreadPoolExecutor(threads) as pool:
+        while best == float("inf") or time.perf_counter() < end:
+            begin = time.perf_counter()
+            list(pool.map(work, outs))
+            best = min(best, time.perf_counter() - begin)
+    return best / calls
 
 
 def measure_all(
@@ -90,12 +82,14 @@ def measure_all(
     threads: int = 1,
     seconds: float = _SECONDS,
     dictionaries: bool = True,
-    progress: Callable[[str], None] | None = None,
+    progress: Callable[[str], None] = lambda spec: None,
+    missing: Callable[[str, OptionError], object] = lambda codec, why: None,
 ) -> list[Candidate]:
     """All candidates whose packages are installed, with a dictionary where records are small, and blosc2 where their
     bytes look like numbers. Dictionaries are trained on every second sample and measured on the others.
 
     dictionaries : False: none is tried
+    missing : told of the codecs that are not measured, since their package is not installed
     """
     found, held = list[Candidate](), list(samples[1::2]) or list(samples)
     specs = [(spec, b"") for spec in CANDIDATES]
@@ -108,27 +102,15 @@ def measure_all(
             trained = b""
         specs += [(spec, trained) for spec in DICTIONARIES if trained]
     for spec, dictionary in specs:
-        if progress is not None:
-            progress(spec)
+        progress(spec)
         try:
             found.append(measure(spec, held, threads=threads, seconds=seconds, dictionary=dictionary))
-        except OptionError:  # a package is missing
-            continue
-    return found
-
-
-def missing_packages() -> dict[str, str]:
-    """The codecs of candidates that are not measured, since their package is not installed: name -> the error."""
-    found: dict[str, str] = {}
-    for spec in (*CANDIDATES, "blosc2"):
-        try:
-            parse(spec)
         except OptionError as e:
-            found[spec.partition(":")[0]] = str(e)
+            missing(spec.partition(":")[0], e)
     return found
 
 
-_FILTERS = ("shuffle", "bitshuffle")
+_FILTERS = ("shuffle", "bitshuffle", "bytedelta")
 
 
 def number_sizes(samples: Sequence[bytes]) -> list[int]:
@@ -152,25 +134,23 @@ def number_sizes(samples: Sequence[bytes]) -> list[int]:
 def selection_for(
     samples: Sequence[bytes],
     *,
-    iteration: float | None,
     batch: int,
-    threads: int | None,
     store: float,
     seconds: float,
     dictionaries: bool = True,
+    speed: bool = False,
 ) -> Selection:
-    """The codec for these values, and everything that was measured.
+    """The codec for these values, and everything that was measured, with all cores, where nothing is known of the
+    application: one that loads no slower from a store of `store` bytes per second than uncompressed data does,
+    equation (1).
 
-    Without `iteration` nothing is known of the application: the codec is taken that loads no slower from a store of
-    `store` bytes per second than uncompressed data does, equation (1). With it, equation (2).
-
-    dictionaries : as for `measure_all`
+    dictionaries : as for `measure_all`; speed : as for `select`
     """
-    cores = threads or len(machine.allowed_cores()) or 1
+    cores = len(machine.allowed_cores()) or 1
     kept = [bytes(sample) for sample in samples if len(sample)]
-    if not kept:
-        return select(Application(batch, 0, iteration or 0.0), [Candidate("raw", 1.0, 0.0)], Store(store, store))
-    mean = sum(map(len, kept)) / len(kept)
-    application = Application(batch, batch * mean, iteration or 0.0, cores, sync=iteration is None)
-    found = measure_all(kept, threads=cores, seconds=seconds, dictionaries=dictionaries)
-    return select(application, found, Store(float("inf"), store))
+    found = [Candidate("raw", 1.0, 0.0)]
+    if kept:
+        found = measure_all(kept, threads=cores, seconds=seconds, dictionaries=dictionaries)
+    mean = sum(map(len, kept)) / max(len(kept), 1)
+    application = Application(batch, batch * mean, 0.0, cores, sync=True)
+    return select(application, found, Store(float("inf"), store), speed=speed)

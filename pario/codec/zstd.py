@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from pario.codec.base import Codec, address_of, as_bytes
-from pario.codec.library import Contexts, Library, find_package, open_library
+from pario.codec.library import Contexts, Library, decimal_version, find_package, open_library, required
 from pario.errors import OptionError, how_to_install
 from pario.kernels.coded import EXTRA, FUNCTION, KIND, ZSTD
 
@@ -46,10 +46,7 @@ class Zstd(Codec):
 
     def __init__(self, level: int | None = None, dictionary: bytes | None = None, **options: Any) -> None:
         super().__init__(level, dictionary, **options)
-        library = _library()
-        if library is None:
-            raise OptionError("codec zstd needs the package zstandard, whose C library is not there", hint=_PIP)
-        self._use(library)
+        self._use(required(_library(), self.name, "zstandard", _PIP))
 
     def _use(self, library: Library) -> None:
         """Contexts and digested dictionaries, in the C library. Raises OptionError."""
@@ -157,8 +154,8 @@ def train(samples: Sequence[bytes], nbytes: int = 32 << 10, level: int = 3) -> b
 def _library() -> Library | None:
     """libzstd: the one inside of zstandard's wheel (1.5.7 in zstandard 0.25), else another package's, the system's."""
     found = open_library(
-        ("zstandard._cffi", "zstandard.backend_c", "blosc2/lib/libblosc2.so", "libzstd.so.1"), _FUNCTIONS, _version,
-        (1, 4, 5),
+        ("zstandard._cffi", "zstandard.backend_c", "blosc2/lib/libblosc2.so", "libzstd.so.1"), _FUNCTIONS,
+        functools.partial(decimal_version, name="ZSTD_versionNumber"), (1, 4, 5),
     )  # fmt: skip
     if found is None:
         return None
@@ -170,8 +167,3 @@ def _library() -> Library | None:
     except (OptionError, MemoryError):
         return None
     return found if packed[:1] == b"\0" and len(packed) < 20 else None
-
-
-def _version(library: Library) -> tuple[int, int, int]:
-    number: int = library.function("ZSTD_versionNumber", ctypes.c_uint)()
-    return number // 10000, number // 100 % 100, number % 100

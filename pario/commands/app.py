@@ -185,8 +185,7 @@ def verify(path: str, db: str | None) -> int:
 @click.option("--sync", is_flag=True, help="The script reads and computes in turns, instead of reading ahead.")
 @click.option("--threads", metavar="N", type=click.IntRange(min=1), help="Number of decoding threads.  [default: all]")
 @arguments.db
-@arguments.choice("--for", "aim", known=("capacity", "speed"),
-                  help="Take, of the codecs that keep up, the one of the highest ratio or the fastest one.")
+@arguments.aim
 @click.option("--samples", metavar="N", type=click.IntRange(min=2), default=2000, show_default=True,
               help="Number of records to sample.")
 @click.option("--seconds", metavar="S", type=click.FloatRange(min=0.01), default=0.5, show_default=True,

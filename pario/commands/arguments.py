@@ -42,6 +42,10 @@ def choice(*names: str, known: Iterable[str], help: str) -> Decorator:
     return click.option(*names, default=one, show_default=True, type=click.Choice([one, *others]), help=help)
 
 
+aim = choice(
+    "--for", "aim", known=("capacity", "speed"),
+    help="Take, of the codecs that keep up, the one of the highest ratio or the fastest one.",
+)  # fmt: skip
 batch_size = number("-b", "--batch-size", help="Records per rank and batch.", default=64)
 
 

@@ -8,16 +8,18 @@ import tempfile
 import time
 from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
+from typing import Literal
 
 import numpy as np
 
 from pario import machine
 from pario.codec.select import Application, Candidate, Selection, Store, Verdict, select
-from pario.codec.trial import measure_all, missing_packages
+from pario.codec.trial import measure_all
+from pario.comm.base import AnyWorld
 from pario.comm.solo import Solo
 from pario.commands.screen import counted, decimal_bytes, screen, seconds, table
 from pario.dataset.reader import Reader
-from pario.errors import EmptyError, ParioError
+from pario.errors import EmptyError, OptionError, ParioError
 from pario.fetch.base import Fetcher
 from pario.fetch.direct import DirectFetcher
 from pario.fetch.pool import ReadPool
@@ -33,6 +35,10 @@ from pario.records import EXTENT
 #: Reads of the store under way at once, and bytes of each, as the memory tier reads.
 _INFLIGHT, _READ = 8, 1 << 20
 _MOST_SAMPLES = 16 << 20
+#: What a prediction speaks of: words, and a Loader's `shuffle`.
+ORDERS: dict[str, Literal[False, "block", "global"]] = {
+    "key order": False, '"block" order': "block", '"global" order': "global",
+}  # fmt: skip
 
 
 def run_choose(
@@ -56,19 +62,27 @@ def run_choose(
         f"batches of {application.batch:,} every {application.iteration:.3g} s, "
         f"{'reading and computing in turns' if application.sync else 'reading ahead'}"
     )
+    missing: dict[str, OptionError] = {}
     with screen.bar(0, "measuring codecs", "codec") as bar:
-        found = measure_all(values, threads=cores, seconds=seconds, progress=lambda spec: bar.update(1))
-    for name, why in missing_packages().items():
+        found = measure_all(
+            values, threads=cores, seconds=seconds, progress=lambda spec: bar.update(1), missing=missing.setdefault
+        )
+    for name, why in missing.items():
         screen.say(f"not tried: {name}. {why}")
     raw, how = _store(path, seconds)
     screen.say(f"the store, {how}: {decimal_bytes(raw.nbytes)}/s in reads of {decimal_bytes(_READ)}")
-    chosen = select(application, _loaded(values, found, application, seconds), raw, margin, speed=speed)
-    screen.tell(samples=len(values), mean_bytes=mean, store=asdict(raw), not_tried=missing_packages())
+    with tempfile.TemporaryDirectory(prefix="pario-choose-") as folder, Solo() as world:
+        trials = _Trials(world, folder, values, application, seconds)
+        chosen = select(application, [trials.loaded(one) for one in found], raw, margin, speed=speed)
+        foretold = trials.rates(chosen.chosen.candidate)
+    screen.tell(foretold={"records_per_second": foretold, "file_bytes": chosen.chosen.candidate.stored * records})
+    not_tried = {name: str(why) for name, why in missing.items()}
+    screen.tell(samples=len(values), mean_bytes=mean, store=asdict(raw), not_tried=not_tried)
     screen.tell(chosen=asdict(chosen.chosen), verdicts=[asdict(verdict) for verdict in chosen.verdicts])
     screen.say()
     screen.say(_table(chosen))
     screen.say()
-    screen.say("\n".join(_words(chosen, margin, records, speed)))
+    screen.say("\n".join(_words(chosen, margin, foretold, records)))
     return 0
 
 
@@ -86,40 +100,55 @@ def _sample(path: str, db: str | None, wanted: int) -> tuple[list[bytes], int]:
         return [value.tobytes() for value in reader.read(ids) if len(value)] or [b"\0"], n
 
 
-def _loaded(values: list[bytes], found: list[Candidate], application: Application, seconds: float) -> list[Candidate]:
-    """The candidates with the time of a record that a Loader needs, and the bytes in the file: each is packed, and read
-    from memory in random order. A codec by itself, on a few records over and over, is up to twice as fast."""
-    timed = []
-    options = Options(decode_threads=application.threads)
-    quiet = Talk(lambda line: None, lambda what, nbytes: lambda done: None)
-    with tempfile.TemporaryDirectory(prefix="pario-choose-") as folder, Solo() as world:
-        source, packed = os.path.join(folder, "raw"), os.path.join(folder, "packed")
+class _Trials:
+    """Candidates packed, and read from memory by a Loader: a codec by itself, on a few records over and over, is up to
+    twice as fast."""
+
+    def __init__(
+        self, world: AnyWorld, folder: str, values: list[bytes], application: Application, seconds: float
+    ) -> None:
+        self._world, self._n, self._seconds = world, len(values), seconds
+        self._batch, self._threads = min(application.batch, len(values)), application.threads
+        self._source, self._packed = os.path.join(folder, "raw"), os.path.join(folder, "packed")
         sizes = np.array([len(value) for value in values])
         with ExitStack() as stack:
             crew = stack.enter_context(closing(Crew(world)))
-            writer = stack.enter_context(closing(Writer(crew.writer, source, subdir=False, databases=0)))
+            writer = stack.enter_context(closing(Writer(crew.writer, self._source, subdir=False, databases=0)))
             writer.begin(None, 0, [])
             keys = [b"%010d" % k for k in range(len(values))]
             writer.append([Batch(keys, sizes, np.frombuffer(b"".join(values), np.uint8))])
             writer.flush()
-        for one in found:
-            dictionary = "auto" if one.dictionary else "no"
-            how = PackOptions(codec=one.name, dictionary=dictionary, force=True, verify=False)
-            nbytes = os.path.getsize(source)
-            path = source if one.name == "raw" else packed
-            if path == packed:
-                pack(world, [source], packed, how, quiet)
-                with Reader(packed, comm="self", save_index=False) as reader:
-                    nbytes = os.path.getsize(packed) - len(reader.packing.entry() if reader.packing else b"")
-            each, end = math.inf, time.perf_counter() + seconds
-            batch = min(application.batch, len(values))
-            with Loader(path, batch, comm="self", shuffle="global", drop_last=True, options=options) as loader:
-                while time.perf_counter() < end or each == math.inf:
-                    begin = time.perf_counter()
-                    done = sum(len(records.ids) for records in loader)
-                    each = min(each, (time.perf_counter() - begin) / done)
-            timed.append(replace(one, seconds=each * application.threads, stored=nbytes / len(values)))
-    return timed
+
+    def _made(self, one: Candidate) -> str:
+        """The sample's file, packed."""
+        if one.name == "raw":
+            return self._source
+        how = PackOptions(codec=one.name, dictionary="auto" if one.dictionary else "no", force=True, verify=False)
+        quiet = Talk(lambda line: None, lambda what, nbytes: lambda done: None)
+        return pack(self._world, [self._source], self._packed, how, quiet).file
+
+    def loaded(self, one: Candidate) -> Candidate:
+        """With the time of a record that a Loader needs in random order, and the bytes in the file."""
+        path = self._made(one)
+        with Reader(path, comm="self", save_index=False) as reader:
+            nbytes = os.path.getsize(path) - len(reader.packing.entry() if reader.packing else b"")
+        return replace(one, seconds=self._threads / self._rate(path, "global"), stored=nbytes / self._n)
+
+    def rates(self, one: Candidate) -> dict[str, float]:
+        """Records per second by order."""
+        path = self._made(one)
+        return {name: self._rate(path, shuffle) for name, shuffle in ORDERS.items()}
+
+    def _rate(self, path: str, shuffle: Literal[False, "block", "global"]) -> float:
+        """Of the fastest epoch but the first, in which kernels are loaded and memory fills."""
+        rates, options = list[float](), Options(decode_threads=self._threads)
+        end = time.perf_counter() + self._seconds
+        with Loader(path, self._batch, comm="self", shuffle=shuffle, drop_last=True, options=options) as loader:
+            while time.perf_counter() < end or len(rates) < 2:
+                begin = time.perf_counter()
+                done = sum(len(records.ids) for records in loader)
+                rates.append(done / (time.perf_counter() - begin))
+        return max(rates[1:])
 
 
 def _store(path: str, seconds: float) -> tuple[Store, str]:
@@ -174,7 +203,7 @@ def _mark(verdict: Verdict, chosen: Selection) -> str:
     return "admissible" if verdict.admissible else "too slow"
 
 
-def _words(chosen: Selection, margin: float, records: int, speed: bool) -> list[str]:
+def _words(chosen: Selection, margin: float, foretold: dict[str, float], records: int) -> list[str]:
     mine = chosen.chosen
     one, app = mine.candidate, chosen.application
     lines = []
@@ -182,8 +211,8 @@ def _words(chosen: Selection, margin: float, records: int, speed: bool) -> list[
         room = f"{mine.room:.0%} longer" if mine.room < 10 else f"{mine.room + 1:,.0f} times as long"
         room = "" if one.name == "raw" and app.sync else f"; decoding could take {room}"
         lines.append(f"Choice: {one}, ratio {one.ratio:.2f}{room}. Margin kept free: {margin:.0%} of the limit.")
-        best = "the least time of reading and unpacking" if speed else "the highest ratio"
-        lines.append(f"Of the admissible ones it has {best} (--for {'speed' if speed else 'capacity'}).")
+        best = "the least time of reading and unpacking" if chosen.speed else "the highest ratio"
+        lines.append(f"Of the admissible ones it has {best} (--for {'speed' if chosen.speed else 'capacity'}).")
     else:
         lines.append(
             "No codec is admissible, nor are uncompressed records: this store and these cores cannot keep up. The "
@@ -203,16 +232,13 @@ def _words(chosen: Selection, margin: float, records: int, speed: bool) -> list[
             f"{_time(other.candidate.seconds)} per record; {bound}{longer}."
         )
     if one.name != "raw":
-        lines.append(f"Next: python -m pario data pack SRC DST --codec {one.name}" + _dictionary(one))
+        more = "(trains a dictionary by itself)" if one.dictionary else "--dictionary no"
+        lines.append(f"Next: python -m pario data pack SRC DST --codec {one.name} {more}")
     if mine.step:
+        orders = ", ".join(f"{rate:,.0f} in {order}" for order, rate in foretold.items())
         lines.append(
-            f"Foretold: {app.batch / mine.step:,.0f} records/s per node in this training, "
-            f"{app.threads / one.seconds:,.0f} from memory with nothing else to do; a file of "
-            f"{decimal_bytes(one.stored * records)}."
+            f"Foretold: {app.batch / mine.step:,.0f} records/s per node in this training; from memory, with nothing "
+            f"else to do, {orders}; a file of {decimal_bytes(one.stored * records)}."
         )
     lines.append("Not in the figures: what else the cores do meanwhile. The margin stands for it.")
     return lines
-
-
-def _dictionary(one: Candidate) -> str:
-    return " (trains a dictionary by itself)" if one.dictionary else " --dictionary no"

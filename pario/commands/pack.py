@@ -22,6 +22,7 @@ _folder = click.option("--folder", "in_folder", is_flag=True, help="Make DST a f
 @click.option(
     "--codec", default="zstd:3", show_default=True, metavar="NAME[:LEVEL]", help='"auto": what `choose` finds best.'
 )
+@arguments.aim
 @click.option(
     "--dictionary", default="auto", show_default=True, metavar="auto|no|SIZE", help="Dictionary of small records: 32k."
 )

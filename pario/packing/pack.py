@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,6 @@ from pario.codec import registry
 from pario.codec.base import Codec
 from pario.codec.packing import MOST_VALUE, Packing, reserved_key
 from pario.codec.registry import parse
-from pario.codec.select import Selection
 from pario.codec.trial import selection_for
 from pario.codec.zstd import train
 from pario.comm.base import AnyWorld, on_root, together
@@ -61,6 +61,7 @@ class PackOptions:
     """How to pack.
 
     codec : name, or name:level, or "auto": as `choose` says (docs/packing.md)
+    aim : of "auto": "capacity" takes the highest ratio that keeps up, "speed" what is read and unpacked soonest
     dictionary : "auto", "no", or a size: "32k"
     block : small records that are neighbours share an entry of about this many bytes: "auto", "no", or a size: "4k"
     links : of a folder that lead out of it: "follow" packs what they lead to in their place, "keep" keeps them
@@ -73,6 +74,7 @@ class PackOptions:
     """
 
     codec: str = "zstd:3"
+    aim: str = "capacity"
     dictionary: str = "auto"
     block: str = "auto"
     links: str = "follow"
@@ -117,6 +119,8 @@ def pack(world: AnyWorld, paths: Sequence[str], dst: str, options: PackOptions, 
         block = block_bytes(options.block)
         if options.codec != "auto":
             parse(options.codec)
+            if options.aim != "capacity":
+                raise OptionError("--for says what a codec is chosen for", hint="Write --codec auto, or leave it out.")
         if world.rank == 0:
             follow, hashed = options.links == "follow", options.keys == "hash"
             source = describe(paths, prefix=options.prefix, follow=follow, hashed=hashed, dbs=options.dbs)
@@ -127,17 +131,16 @@ def pack(world: AnyWorld, paths: Sequence[str], dst: str, options: PackOptions, 
                 talk.say(line)
     source, target = world.bcast((source, target))
     assert source is not None  # rank 0 has it
-    state = {"version": _VERSION, "source": source.identity, "codec": options.codec, "dictionary": options.dictionary}
-    state["block"] = options.block
+    how = {"codec": options.codec, "aim": options.aim, "dictionary": options.dictionary, "block": options.block}
     job = _Job(world, target, talk, options.verify)
 
     def choose(items: Items, alone: bool) -> Packing:
-        packing = packing_for(items, options.codec, size, talk.say)
+        packing = packing_for(items, options.codec, size, talk.say, options.aim == "speed")
         if not alone and (nbytes := chosen_block(items, packing, block, talk.say)):
             packing.more["block"] = nbytes
         return packing
 
-    return job.run(source, state, choose)
+    return job.run(source, {"version": _VERSION, "source": source.identity} | how, choose)
 
 
 def make_lmdb(world: AnyWorld, source: Source, target: Target, talk: Talk, *, verify: bool) -> Summary:
@@ -416,17 +419,24 @@ def _pages(packing: Packing, runs: Sequence[tuple[Records, list[bytes]]], nbytes
     return pages
 
 
-def packing_for(items: Items, spec: str, dictionary: int | None, say: Callable[[str], None]) -> Packing:
+def packing_for(
+    items: Items, spec: str, dictionary: int | None, say: Callable[[str], None], speed: bool = False
+) -> Packing:
     """The packing for these records; reads samples of them. Local. Raises OptionError.
 
     spec : as `registry.parse` takes it, or "auto"
     dictionary : bytes; None: automatic, 0: none
+    speed : "auto" takes the fastest codec, not the highest ratio
     """
     more: dict[str, Any] = {}
     if spec == "auto":
-        chosen = _chosen(items, dictionary != 0)
+        samples = [value.tobytes() for value in _samples(items, np.arange(items.n), _CHOICE_BYTES)[0]]
+        chosen = selection_for(
+            samples, batch=_BATCH, store=_STORE, seconds=0.1, dictionaries=dictionary != 0, speed=speed
+        )
         spec, more["prediction"] = chosen.chosen.candidate.name, chosen.prediction()
-        say(f"codec {spec}, chosen for samples of {counted(items.n, 'record')}; `python -m pario data choose` says why")
+        aim = more["prediction"]["for"]
+        say(f"codec {spec}, chosen for {aim} by samples of {counted(items.n, 'record')}; `pario data choose` says why")
     codec = registry.parse(spec)
     if dictionary and not codec.takes_dictionary:
         raise OptionError(f"codec {codec.name} takes no dictionary", hint="Use --dictionary no, or --codec zstd:3.")
@@ -434,17 +444,6 @@ def packing_for(items: Items, spec: str, dictionary: int | None, say: Callable[[
     if dictionary != 0 and codec.takes_dictionary:
         trained = _dictionary(items, codec, dictionary, say)
     return Packing([registry.parse(spec, trained)], more=more)
-
-
-def _chosen(items: Items, dictionaries: bool) -> Selection:
-    """What FanStore's equations say of these records, if nothing is known of the application.
-
-    dictionaries : whether values may be packed with one
-    """
-    samples = [value.tobytes() for value in _samples(items, np.arange(items.n), _CHOICE_BYTES)[0]]
-    return selection_for(
-        samples, iteration=None, batch=_BATCH, threads=None, store=_STORE, seconds=0.1, dictionaries=dictionaries
-    )
 
 
 def _dictionary(items: Items, codec: Codec, nbytes: int | None, say: Callable[[str], None]) -> bytes:
