@@ -7,7 +7,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
