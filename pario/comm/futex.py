@@ -112,8 +112,8 @@ def _numba_fence() -> None:
     full_fence()
 
 
-#: Sleep while the int32 at this address has this value, at most for a number of seconds. True: woken, or the value differs,
-#: or a signal came, or spuriously: test the word again. False: the seconds have passed.
+#: wait(address, value, seconds): sleep while the int32 there has this value, at most for these seconds. True: woken, or
+#: the value differs, or a signal came, or spuriously: test the word again. False: the seconds have passed.
 wait: Callable[[int, int, float], bool] = _wait_sleeping if _NR is None else _wait_futex
 #: Wake all threads and processes that sleep on the int32 at this address; returns their number, 0 if it is unknown.
 wake_all: Callable[[int], int] = _wake_nobody if _NR is None else _wake_futex
