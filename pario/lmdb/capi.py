@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 import numpy as np
 from llvmlite import ir
 from numba import carray, types
-from numba.extending import intrinsic
 
 from pario.kernels.calls import as_bytes, pointer_to
-from pario.kernels.jit import inner
+from pario.kernels.jit import emitted, inner
 from pario.kernels.nodes import PAGE_SIZE
 from pario.lmdb.abi import CURSOR_WORDS, POOL, SLOTS
 
@@ -64,18 +62,12 @@ else:
 SCRATCH_WORDS = CURSOR_WORDS
 
 
-def _scratch_of(typing_context):  # type: ignore[no-untyped-def]
+@emitted(types.intp)
+def scratch_memory(builder):  # type: ignore[no-untyped-def]
     """Address of memory for SCRATCH_WORDS on the stack of the function that asks."""
-
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        with builder.goto_entry_block():  # `cgutils.alloca_once` would fill it with zeros at each call
-            memory = builder.alloca(ir.ArrayType(ir.IntType(64), SCRATCH_WORDS))
-        return builder.ptrtoint(memory, ir.IntType(64))
-
-    return types.intp(), generate
-
-
-scratch_memory: Any = intrinsic(_scratch_of)
+    with builder.goto_entry_block():  # `cgutils.alloca_once` would fill it with zeros at each call
+        memory = builder.alloca(ir.ArrayType(ir.IntType(64), SCRATCH_WORDS))
+    return builder.ptrtoint(memory, ir.IntType(64))
 
 
 @inner
