@@ -40,7 +40,6 @@ _PAGE = 4096
 _PAUSE_US, _LONGEST_US = 1000, 50_000
 
 _long = types.int64
-_pread = types.ExternalFunction("pread", types.intp(types.intc, types.uintp, types.uintp, types.int64))
 _pwrite = types.ExternalFunction("pwrite", types.intp(types.intc, types.uintp, types.uintp, types.int64))
 _usleep = types.ExternalFunction("usleep", types.intc(types.uint32))
 _schedule = types.ExternalFunction("sched_setscheduler", types.intc(types.intc, types.intc, types.uintp))

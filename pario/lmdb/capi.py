@@ -18,11 +18,8 @@ RWF_NOWAIT, WILLNEED = 8, 3
 
 intp, uintp, intc = types.intp, types.uintp, types.intc
 preadv = types.ExternalFunction("preadv", intp(intc, uintp, intc, types.int64))
-preadv2 = types.ExternalFunction("preadv2", intp(intc, uintp, intc, types.int64, intc))
-pread = types.ExternalFunction("pread", intp(intc, uintp, uintp, types.int64))
 fadvise = types.ExternalFunction("posix_fadvise", intc(intc, types.int64, types.int64, intc))
 memcmp = types.ExternalFunction("memcmp", intc(uintp, uintp, uintp))
-errno_location = types.ExternalFunction("__errno_location", types.CPointer(intc)())
 save_thread = types.ExternalFunction("PyEval_SaveThread", uintp())
 take_lock = types.ExternalFunction("PyGILState_Ensure", intc())
 give_lock = types.ExternalFunction("PyGILState_Release", types.void(intc))
