@@ -74,7 +74,7 @@ def serve(pipe: Connection) -> None:
     """The other process: a service, and bare sockets that send the whole file at each byte they get."""
     tier = filled()
     staged = StagedFetcher(NoStore(), SNAPSHOTS, [tier], grid=tier.grid, read_bytes=1 << 20, count=lambda *_: None)
-    service = Service({IDENTITY: staged}.get, SECRET, threads=8, clients=4, network=True)
+    service = Service({IDENTITY: staged}.get, SECRET, threads=8, clients=4)
     local = socket.socket(socket.AF_UNIX)
     local.bind("")  # the system finds a name
     local.listen()

@@ -59,7 +59,7 @@ class Node:
         store = CountingStore(path, seen, wait_s)
         self.tier = tier
         self.staged = StagedFetcher(store, SNAPSHOTS, [tier], grid=tier.grid, read_bytes=1 << 20, count=lambda *_: None)
-        self.service = Service({IDENTITY: self.staged}.get, SECRET, threads=threads, clients=8, network=True)
+        self.service = Service({IDENTITY: self.staged}.get, SECRET, threads=threads, clients=8)
         self.peers: Peers | None = None
 
     def join(self, placement: Placement, node: int, addresses: Sequence[Address | None]) -> None:

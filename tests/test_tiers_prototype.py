@@ -63,7 +63,7 @@ class Node:
             read_bytes=1 << 20,
             count=lambda *_: None,
         )
-        self.service = Service({IDENTITY: self.staged}.get, SECRET, threads=2, clients=2, network=True)
+        self.service = Service({IDENTITY: self.staged}.get, SECRET, threads=2, clients=2)
 
     def read(self, offset: int, nbytes: int) -> bytes:
         out = np.full(nbytes, 0xEE, np.uint8)

@@ -9,8 +9,8 @@ import pytest
 from pario.tune.decoding import AheadLaw, DecodeTuner, Decoding, Loop, ThreadsLaw
 from pario.tune.knobs import Knob
 
-QUIET = Decoding(seconds=1.0, waited=0.0, busy=0.5, idle=3.0, prepares=0.5, taken=1, room=16)
-WAITS = replace(QUIET, waited=0.3, busy=1.0)
+QUIET = Decoding(waits=0.0, busy=0.5, idle=3.0, prepares=0.5, taken=1, room=16)
+WAITS = replace(QUIET, waits=0.3, busy=1.0)
 
 
 def test_more_threads_while_the_loop_waits_and_a_core_is_idle() -> None:
@@ -18,7 +18,7 @@ def test_more_threads_while_the_loop_waits_and_a_core_is_idle() -> None:
     assert law.step(2, WAITS) == (4, "the loop waits for decoding 30% of the time")
     crowded = law.step(2, replace(WAITS, idle=0.2))
     assert crowded == (2, "the loop waits for decoding 30% of the time, and no core is idle")
-    assert law.step(2, replace(WAITS, waited=0.03)) == (2, "the loop hardly waits for decoding")
+    assert law.step(2, replace(WAITS, waits=0.03)) == (2, "the loop hardly waits for decoding")
 
 
 def test_fewer_when_the_loop_is_the_limit() -> None:

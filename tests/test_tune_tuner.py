@@ -223,7 +223,7 @@ def test_a_queue_behind_the_first_read_is_looked_into() -> None:
     assert law.step(4, replace(QUIET, latency=0.025, alone=0.010)).value == 1
     assert law.drains
     assert law.step(1, replace(QUIET, latency=0.010, most=1)).value <= 4
-    assert law.base == 0.010
+    assert law._base == 0.010
     assert FastProbe().step(4, replace(QUIET, latency=0.012, alone=0.010)).value == 8
     assert FastProbe().step(8, replace(QUIET, latency=0.030, alone=0.010)).value == 16  # less than half of eight times
 
@@ -268,7 +268,7 @@ def test_reads_of_another_size_begin_anew() -> None:
         value = law.step(value, replace(QUIET, latency=0.001, nbytes=4096)).value
     assert value == 8
     assert law.step(8, replace(QUIET, latency=0.060, nbytes=1 << 20)).value == 16
-    assert law.base == 0.060
+    assert law._base == 0.060
 
 
 def test_the_same_trace_gives_the_same_depths() -> None:

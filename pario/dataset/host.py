@@ -161,7 +161,6 @@ class Host:
                     secret,
                     threads=options.usual_inflight,
                     clients=_CLIENTS,
-                    network=True,
                     more={kind: partial(_answered, answer) for kind, answer in answers.items()},
                 )
         mine = (world.node, self._service.address) if self._service is not None else None

@@ -189,7 +189,6 @@ class Stage:
                 secret,
                 threads=self.options.usual_inflight,
                 clients=world.size,
-                network=True,
                 count=lambda nbytes: self.count_peers(served=nbytes),
             )
         except (OSError, ParioError) as e:

@@ -135,12 +135,8 @@ class DecodeStep:
         try:
             return self.decode_here(records, arrays, draw)
         finally:
-            self.spent(time.perf_counter() - begin)
-
-    def spent(self, seconds: float) -> None:
-        """One of the threads was busy for this long. Any thread."""
-        with self._counting:
-            self._decoded += seconds
+            with self._counting:
+                self._decoded += time.perf_counter() - begin
 
     def taken(self, now: float, prepared: float, stats: RankStats, room: int | None) -> None:
         """The loop has taken a batch that took this many seconds to prepare: turn the knobs, if it is time.

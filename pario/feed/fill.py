@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from typing import Protocol
 
 import numpy as np
 
@@ -17,14 +15,8 @@ from pario.tiers.fill import Filler
 from pario.tiers.local_fill import LocalFill, can_compare
 from pario.tiers.memory import MemoryTier
 
-
-class Fill(Protocol):
-    """A filling under way. error : what has ended it early"""
-
-    error: BaseException | None
-
-    def cancel(self, limit_s: float = math.inf) -> bool:
-        """Bring no more; returns whether the threads ended within `limit_s` seconds. Idempotent; takes no lock."""
+#: A filling under way.
+Fill = Filler | LocalFill
 
 
 def begin_fill(context: Context, work: Work, memory: MemoryTier) -> Fill | None:

@@ -102,7 +102,7 @@ class Ahead:
     """How other threads prepare steps before the caller asks for them.
 
     submit : submit(function, *arguments) -> Future; calls the function in another thread
-    depth : number of steps to prepare beyond the one that the caller waits for; a knob may change it
+    depth : number of steps to prepare beyond the one that the caller waits for
     least, most : what it is at least and at most, whatever the knob says; most None: `DecodeStep` finds out for how
         many there is memory
     eager : False: prepare ahead only while the caller is busy between two batches. A caller that asks immediately is
@@ -110,7 +110,7 @@ class Ahead:
     """
 
     submit: Callable[..., Future[Any]]
-    depth: int | Knob
+    depth: Knob
     eager: bool = True
     least: int = 1
     most: int | None = None
@@ -118,7 +118,7 @@ class Ahead:
     @property
     def steps(self) -> int:
         """`depth`, now."""
-        steps = max(self.least, self.depth if isinstance(self.depth, int) else self.depth.value)
+        steps = max(self.least, self.depth.value)
         return steps if self.most is None else min(steps, self.most)
 
 

@@ -16,7 +16,7 @@ class DirectFetcher(FileFetcher):
 
     def __init__(self, path: str, via: str | None = None) -> None:
         super().__init__(path, via)
-        self._tell("POSIX_FADV_RANDOM")
+        self._tell(os.POSIX_FADV_RANDOM)
         try:
             self._read_fd = os.open(via or path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
         except (OSError, AttributeError) as e:

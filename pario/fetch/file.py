@@ -68,12 +68,10 @@ class FileFetcher(OneFile):
         if getattr(self, "_fd", -1) >= 0:
             self.close()
 
-    def _tell(self, advice: str) -> None:
-        """How the whole file will be read: the name of an advice of posix_fadvise."""
-        advise = getattr(os, "posix_fadvise", None)
-        if advise is not None:
-            with suppress(OSError):  # some file systems refuse advice; it is only advice
-                advise(self._fd, 0, 0, getattr(os, advice))
+    def _tell(self, advice: int) -> None:
+        """How the whole file will be read: an advice of posix_fadvise."""
+        with suppress(OSError):  # some file systems refuse advice; it is only advice
+            os.posix_fadvise(self._fd, 0, 0, advice)
 
     def _checked(
         self, reads: np.ndarray, out: np.ndarray, starts: np.ndarray

@@ -17,7 +17,7 @@ class PosixFetcher(FileFetcher):
 
     def __init__(self, path: str, via: str | None = None) -> None:
         super().__init__(path, via)
-        self._tell("POSIX_FADV_RANDOM")
+        self._tell(os.POSIX_FADV_RANDOM)
 
     def read_now(self, reads: np.ndarray, out: np.ndarray, starts: np.ndarray) -> np.ndarray:
         if not self._tells:  # memory, most likely: nothing there is worth another thread

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
-from pario.kernels.jit import kernel
+from pario.kernels.jit import emitted, kernel
 
 
-@intrinsic
-def _fence(typingctx: Any) -> Any:
-    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
-        builder.fence("seq_cst")
-        return context.get_dummy_value()
-
-    return types.void(), codegen
+@emitted(types.void)
+def _fence(builder):  # type: ignore[no-untyped-def]
+    builder.fence("seq_cst")
 
 
 @kernel

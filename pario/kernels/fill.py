@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import os
 import platform
-from typing import Any
 
 import numpy as np
 from numba import types
-from numba.extending import intrinsic
 
 from pario.kernels.fence import full_fence
-from pario.kernels.jit import inner, kernel
+from pario.kernels.jit import ARRAY, emitted, inner, kernel
 from pario.kernels.reads import read_now, read_whole, system_call
 
 #: What a fill and its threads tell each other: the place in the order that is taken next, and before which all may be
@@ -42,26 +40,17 @@ _PAGE = 4096
 _PAUSE_US, _LONGEST_US = 1000, 50_000
 
 _long = types.int64
-_pread = types.ExternalFunction("pread", types.intp(types.intc, types.uintp, types.uintp, types.int64))
 _pwrite = types.ExternalFunction("pwrite", types.intp(types.intc, types.uintp, types.uintp, types.int64))
 _usleep = types.ExternalFunction("usleep", types.intc(types.uint32))
 _schedule = types.ExternalFunction("sched_setscheduler", types.intc(types.intc, types.intc, types.uintp))
 _clock = types.ExternalFunction("clock_gettime", types.intc(types.intc, types.uintp))
 
 
-def _swap(typing_context, words, at, expected, value):  # type: ignore[no-untyped-def]
+@emitted(types.boolean, ARRAY, types.intp, types.int64, types.int64)
+def swap(builder, words, at, expected, value):  # type: ignore[no-untyped-def]
     """words[at] = value if it is `expected`, as one step among threads; returns whether it was. words : i64[n]"""
-
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        array = context.make_array(signature.args[0])(context, builder, arguments[0])
-        pointer = builder.gep(array.data, [arguments[1]])
-        found = builder.cmpxchg(pointer, arguments[2], arguments[3], "seq_cst", "seq_cst")
-        return builder.extract_value(found, 1)
-
-    return types.boolean(words, types.intp, types.int64, types.int64), generate
-
-
-swap: Any = intrinsic(_swap)
+    found = builder.cmpxchg(builder.gep(words, [at]), expected, value, "seq_cst", "seq_cst")
+    return builder.extract_value(found, 1)
 
 
 @inner

@@ -17,6 +17,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import wraps
 from glob import glob
 from typing import Any
 
@@ -27,6 +28,7 @@ from numba.core import sigutils
 from numba.core.ccallback import CFunc
 from numba.core.registry import cpu_target
 from numba.core.types import unliteral  # type: ignore[attr-defined]
+from numba.extending import intrinsic
 
 from pario.kernels.cache import KernelCache
 from pario.kernels.private import PrivateDirectory
@@ -113,6 +115,37 @@ def inner(function: Callable[..., Any]) -> Any:
 
     dispatcher.get_call_template = plain
     return dispatcher
+
+
+#: Of `emitted`: any array.
+ARRAY = numba.types.Array
+
+
+def emitted(result: Any, *kinds: Any) -> Callable[[Callable[..., Any]], Any]:
+    """A function for kernels, of what emits LLVM's instructions for it: emit(builder, *arguments) -> its value, which
+    counts unless `result` is void.
+
+    result, kinds : types of Numba, of the value and of each argument. ARRAY: `emit` gets the address of its first
+        element
+    """
+
+    def made(emit: Callable[..., Any]) -> Any:
+        @wraps(emit)  # whose parameters Numba looks at
+        def typed(typing_context: Any, *given: Any) -> Any:
+            def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+                values = [
+                    context.make_array(kind)(context, builder, value).data if isinstance(kind, ARRAY) else value
+                    for kind, value in zip(signature.args, arguments, strict=True)
+                ]
+                found = emit(builder, *values)
+                return context.get_dummy_value() if result is numba.types.void else found
+
+            taken = zip(kinds, given, strict=True)
+            return result(*(its if kind is ARRAY else kind for kind, its in taken)), generate
+
+        return intrinsic(typed)
+
+    return made
 
 
 def entry(function: Callable[..., Any], signature: Any) -> Callable[..., Any]:

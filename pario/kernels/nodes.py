@@ -15,9 +15,8 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
-from pario.kernels.jit import inner
+from pario.kernels.jit import ARRAY, emitted, inner
 
 #: The words of `g` that describe a file: bytes, except `big` (byte order of the file: 1 = big-endian).
 FILE = (
@@ -45,56 +44,37 @@ _FIRST_PAGE = 2
 _NEAR = 4
 
 
-def _loader(bits: int) -> Any:
-    def load(typing_context, buf, at):  # type: ignore[no-untyped-def]
-        def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-            array = context.make_array(signature.args[0])(context, builder, arguments[0])
-            pointer = cgutils.pointer_add(builder, array.data, arguments[1])
-            number = builder.load(builder.bitcast(pointer, ir.IntType(bits).as_pointer()), align=1)
-            return builder.zext(number, ir.IntType(64)) if bits < 64 else number
+def loader(bits: int, kind: Any) -> Any:
+    """load(buf, at): the bytes at buf[at], which this machine stores lowest first, as `kind`, of 64 bits. Unchecked."""
 
-        return types.int64(buf, types.intp), generate
+    @emitted(kind, ARRAY, types.intp)
+    def load(builder, buf, at):  # type: ignore[no-untyped-def]
+        pointer = builder.bitcast(cgutils.pointer_add(builder, buf, at), ir.IntType(bits).as_pointer())
+        number = builder.load(pointer, align=1)
+        return builder.zext(number, ir.IntType(64)) if bits < 64 else number
 
-    return intrinsic(load)
+    return load
 
 
 # Numba's own indexing tests the sign of every index, which prevents LLVM from joining bytes into one load: a search was
 # twice as slow. Like memcpy these loads check nothing; their offsets have passed `check_page`.
-_load8: Any = _loader(8)
-_load16: Any = _loader(16)
-_load32: Any = _loader(32)
-_load64: Any = _loader(64)
+_load8, _load16, _load32, _load64 = (loader(bits, types.int64) for bits in (8, 16, 32, 64))
 
 
-def _swapped(typing_context, x):  # type: ignore[no-untyped-def]
+@emitted(types.uint64, types.int64)
+def first_byte_first(builder, x):  # type: ignore[no-untyped-def]
     """u64 that sorts like the eight bytes loaded as `x` on this machine (little-endian, like all of Numba's)."""
-
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        return builder.bswap(arguments[0])
-
-    return types.uint64(types.int64), generate
+    return builder.bswap(x)
 
 
-_first_byte_first: Any = intrinsic(_swapped)
-
-
-def _prefetched(typing_context, buf, at):  # type: ignore[no-untyped-def]
+@emitted(types.void, ARRAY, types.intp)
+def prefetch(builder, buf, at):  # type: ignore[no-untyped-def]
     """Prefetch the cache line at buf[at]. Only a hint: any index is allowed."""
-
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        array = context.make_array(signature.args[0])(context, builder, arguments[0])
-        pointer = cgutils.pointer_add(builder, array.data, arguments[1])
-        byte, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
-        hint = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(ir.VoidType(), (byte, flag, flag, flag)), "llvm.prefetch.p0"
-        )
-        builder.call(hint, (builder.bitcast(pointer, byte), flag(0), flag(3), flag(1)))
-        return context.get_dummy_value()
-
-    return types.void(buf, types.intp), generate
-
-
-prefetch: Any = intrinsic(_prefetched)
+    pointer = cgutils.pointer_add(builder, buf, at)
+    byte, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), (byte, flag, flag, flag))
+    hint = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    builder.call(hint, (builder.bitcast(pointer, byte), flag(0), flag(3), flag(1)))
 
 
 @inner
@@ -175,7 +155,7 @@ def compare(a, ai, an, b, bi, bn, way):  # type: ignore[no-untyped-def]
         while j + 8 <= common:
             x, y = _load64(a, ai + j), _load64(b, bi + j)
             if x != y:
-                return 1 if _first_byte_first(x) > _first_byte_first(y) else -1
+                return 1 if first_byte_first(x) > first_byte_first(y) else -1
             j += 8
         while j < common:
             s, t = _load8(a, ai + j), _load8(b, bi + j)

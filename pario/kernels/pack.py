@@ -9,41 +9,25 @@ the caches to others. They pay where what is written would not stay in the cache
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
 from pario.kernels.fence import full_fence
-from pario.kernels.jit import kernel
+from pario.kernels.jit import ARRAY, emitted, kernel
 from pario.kernels.nodes import prefetch
 
 
-def _address(context, builder, signature, arguments, which):  # type: ignore[no-untyped-def]
-    """An address in an array's memory: the next argument gives the bytes before it."""
-    array = context.make_array(signature.args[which])(context, builder, arguments[which])
-    return cgutils.pointer_add(builder, array.data, arguments[which + 1])
-
-
-def _copy_bytes(typing_context, out, out_at, src, src_at, nbytes):  # type: ignore[no-untyped-def]
+@emitted(types.void, ARRAY, types.intp, ARRAY, types.intp, types.intp)
+def copy_bytes(builder, out, out_at, src, src_at, nbytes):  # type: ignore[no-untyped-def]
     """out[out_at : out_at + nbytes] = src[src_at : src_at + nbytes], counted in bytes whatever the dtypes.
 
     C-contiguous arrays that do not overlap. Unchecked.
     """
+    to, at = cgutils.pointer_add(builder, out, out_at), cgutils.pointer_add(builder, src, src_at)
+    cgutils.raw_memcpy(builder, to, at, nbytes, 1)
 
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        to, at = (_address(context, builder, signature, arguments, which) for which in (0, 2))
-        cgutils.raw_memcpy(builder, to, at, arguments[4], 1)
-        return context.get_dummy_value()
-
-    return types.void(out, types.intp, src, types.intp, types.intp), generate
-
-
-#: copy_bytes(out, out_at, src, src_at, nbytes)
-copy_bytes: Any = intrinsic(_copy_bytes)
 
 #: Bytes of the next record that are prefetched.
 _FORESEEN = 768
@@ -51,47 +35,38 @@ _FORESEEN = 768
 _VECTOR, _LANES = 32, 4
 
 
-def _stream_bytes(typing_context, out, out_at, src, src_at, nbytes):  # type: ignore[no-untyped-def]
+@emitted(types.void, ARRAY, types.intp, ARRAY, types.intp, types.intp)
+def stream_bytes(builder, out, out_at, src, src_at, n):  # type: ignore[no-untyped-def]
     """The same past the caches. Others see the bytes only after `settle`. (Intel, Optimization Reference Manual, 8.4.1)
 
     (197 KB records at random out of 200 MB into three batches of 64 in turn, two cores, one process / two: copy_bytes
     7.9 GB/s / 2 x 2.3 to 4.2, this 15.4 / 2 x 3.6 to 9.2; and when each batch is read once, 6.5 to 7.6 against 8.9 to
     9.3. Batches that fit the caches: 10 to 13 against 9 to 11.)
     """
-
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        to, at = (_address(context, builder, signature, arguments, which) for which in (0, 2))
-        n = arguments[4]
-        number = n.type
-        step = ir.Constant(number, _VECTOR * _LANES)
-        # Up to the first address that is a multiple of a vector, or all of it if that is farther.
-        begin = builder.neg(builder.ptrtoint(to, number))
-        begin = builder.and_(begin, ir.Constant(number, _VECTOR - 1))
-        begin = builder.select(builder.icmp_signed("<", begin, n), begin, n)
-        cgutils.raw_memcpy(builder, to, at, begin, 1)
-        steps = builder.udiv(builder.sub(n, begin), step)
-        vector = ir.VectorType(ir.IntType(64), _VECTOR // 8)
-        bypass = builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)])
-        with cgutils.for_range(builder, steps) as loop:
-            here = builder.add(begin, builder.mul(loop.index, step))
-            values = []
-            for k in range(_LANES):
-                lane = builder.add(here, ir.Constant(number, k * _VECTOR))
-                source = builder.bitcast(cgutils.pointer_add(builder, at, lane), vector.as_pointer())
-                values.append((lane, builder.load(source, align=1)))
-            for lane, value in values:
-                target = builder.bitcast(cgutils.pointer_add(builder, to, lane), vector.as_pointer())
-                builder.store(value, target, align=_VECTOR).set_metadata("nontemporal", bypass)
-        done = builder.add(begin, builder.mul(steps, step))
-        target, source = cgutils.pointer_add(builder, to, done), cgutils.pointer_add(builder, at, done)
-        cgutils.raw_memcpy(builder, target, source, builder.sub(n, done), 1)
-        return context.get_dummy_value()
-
-    return types.void(out, types.intp, src, types.intp, types.intp), generate
-
-
-#: stream_bytes(out, out_at, src, src_at, nbytes)
-stream_bytes: Any = intrinsic(_stream_bytes)
+    to, at = cgutils.pointer_add(builder, out, out_at), cgutils.pointer_add(builder, src, src_at)
+    number = n.type
+    step = ir.Constant(number, _VECTOR * _LANES)
+    # Up to the first address that is a multiple of a vector, or all of it if that is farther.
+    begin = builder.neg(builder.ptrtoint(to, number))
+    begin = builder.and_(begin, ir.Constant(number, _VECTOR - 1))
+    begin = builder.select(builder.icmp_signed("<", begin, n), begin, n)
+    cgutils.raw_memcpy(builder, to, at, begin, 1)
+    steps = builder.udiv(builder.sub(n, begin), step)
+    vector = ir.VectorType(ir.IntType(64), _VECTOR // 8)
+    bypass = builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)])
+    with cgutils.for_range(builder, steps) as loop:
+        here = builder.add(begin, builder.mul(loop.index, step))
+        values = []
+        for k in range(_LANES):
+            lane = builder.add(here, ir.Constant(number, k * _VECTOR))
+            source = builder.bitcast(cgutils.pointer_add(builder, at, lane), vector.as_pointer())
+            values.append((lane, builder.load(source, align=1)))
+        for lane, value in values:
+            target = builder.bitcast(cgutils.pointer_add(builder, to, lane), vector.as_pointer())
+            builder.store(value, target, align=_VECTOR).set_metadata("nontemporal", bypass)
+    done = builder.add(begin, builder.mul(steps, step))
+    target, source = cgutils.pointer_add(builder, to, done), cgutils.pointer_add(builder, at, done)
+    cgutils.raw_memcpy(builder, target, source, builder.sub(n, done), 1)
 
 
 @kernel

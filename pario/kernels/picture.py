@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
 from pario.kernels.convert import mix
-from pario.kernels.jit import inner, kernel
+from pario.kernels.jit import ARRAY, emitted, inner, kernel
 from pario.kernels.permute import mix64
 
 #: how a window is chosen
@@ -206,32 +205,27 @@ def _sum_of(taps: int) -> Any:
     All f32 and contiguous. Unchecked. Three of the four are a pixel: LLVM does not find this vector by itself.
     """
 
-    def add(typing_context, out, to, line, at, weights, begin, colors):  # type: ignore[no-untyped-def]
-        def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-            four = ir.VectorType(ir.FloatType(), 4)
-            nothing, number = ir.Constant(four, ir.Undefined), arguments[1].type
+    @emitted(types.void, ARRAY, types.intp, ARRAY, types.intp, ARRAY, types.intp, ARRAY)
+    def add(builder, out, to, line, at, weights, begin, colors):  # type: ignore[no-untyped-def]
+        four = ir.VectorType(ir.FloatType(), 4)
+        nothing, number = ir.Constant(four, ir.Undefined), to.type
 
-            def address(which: int, index: Any) -> ir.Value:
-                array = context.make_array(signature.args[which])(context, builder, arguments[which])
-                return builder.gep(array.data, [index])
+        def four_at(array: ir.Value, index: ir.Value) -> ir.Value:
+            return builder.bitcast(builder.gep(array, [index]), four.as_pointer())
 
-            def load(which: int, index: Any) -> ir.Value:
-                return builder.load(builder.bitcast(address(which, index), four.as_pointer()), align=4)
+        total = None
+        for k in range(taps):
+            weight = builder.load(builder.gep(weights, [builder.add(begin, number(k))]))
+            lanes = builder.insert_element(nothing, weight, ir.IntType(32)(0))
+            lanes = builder.shuffle_vector(lanes, nothing, ir.Constant(ir.VectorType(ir.IntType(32), 4), [0] * 4))
+            pixel = builder.load(four_at(line, builder.add(at, number(3 * k))), align=4)
+            part = builder.fmul(lanes, pixel)
+            total = part if total is None else builder.fadd(total, part)
+        factors, offsets = (builder.load(four_at(colors, number(k)), align=4) for k in (0, 3))
+        total = builder.fadd(builder.fmul(total, factors), offsets)
+        builder.store(total, four_at(out, to), align=4)
 
-            total = None
-            for k in range(taps):
-                weight = builder.load(address(4, builder.add(arguments[5], number(k))))
-                lanes = builder.insert_element(nothing, weight, ir.IntType(32)(0))
-                lanes = builder.shuffle_vector(lanes, nothing, ir.Constant(ir.VectorType(ir.IntType(32), 4), [0] * 4))
-                part = builder.fmul(lanes, load(2, builder.add(arguments[3], number(3 * k))))
-                total = part if total is None else builder.fadd(total, part)
-            total = builder.fadd(builder.fmul(total, load(6, number(0))), load(6, number(3)))
-            builder.store(total, builder.bitcast(address(0, arguments[1]), four.as_pointer()), align=4)
-            return context.get_dummy_value()
-
-        return types.void(out, types.intp, line, types.intp, weights, types.intp, colors), generate
-
-    return intrinsic(add)
+    return add
 
 
 _one, _two, _three = _sum_of(1), _sum_of(2), _sum_of(3)

@@ -11,9 +11,9 @@ from pario.kernels.jit import inner, kernel
 
 # Resolved by the linker inside the process. A ctypes function pointer would do the same, but Numba cannot cache code
 # that holds an address of this run.
-_pread = types.ExternalFunction("pread", types.intp(types.intc, types.uintp, types.uintp, types.int64))
-_preadv2 = types.ExternalFunction("preadv2", types.intp(types.intc, types.uintp, types.intc, types.int64, types.intc))
-_errno_location = types.ExternalFunction("__errno_location", types.CPointer(types.intc)())
+pread = types.ExternalFunction("pread", types.intp(types.intc, types.uintp, types.uintp, types.int64))
+preadv2 = types.ExternalFunction("preadv2", types.intp(types.intc, types.uintp, types.intc, types.int64, types.intc))
+errno_location = types.ExternalFunction("__errno_location", types.CPointer(types.intc)())
 
 _long = types.int64
 #: syscall(2) with six arguments: one signature for all kernels, because LLVM knows a name by one.
@@ -33,13 +33,13 @@ def read_whole(fd, offset, nbytes, address):  # type: ignore[no-untyped-def]
     the file does not end before."""
     got = 0
     while got < nbytes:
-        n = _pread(types.intc(fd), types.uintp(address + got), types.uintp(nbytes - got), types.int64(offset + got))
+        n = pread(types.intc(fd), types.uintp(address + got), types.uintp(nbytes - got), types.int64(offset + got))
         if n > 0:
             got += n
         elif n == 0:
             return 0, got
         else:
-            errno = carray(_errno_location(), 1)[0]
+            errno = carray(errno_location(), 1)[0]
             if errno != _EINTR:
                 return errno, got
     return 0, got
@@ -69,8 +69,8 @@ def cached_share(fd, offset, nbytes):  # type: ignore[no-untyped-def]
     for page in range(offset // _PAGE, offset // _PAGE + pages, 16):  # each look may fetch what it misses
         words[0], words[1] = byte.ctypes.data, 1
         at = types.uintp(words.ctypes.data)
-        got = _preadv2(types.intc(fd), at, types.intc(1), types.int64(page * _PAGE), types.intc(_NOWAIT))
-        if got < 0 and carray(_errno_location(), 1)[0] != _EAGAIN:
+        got = preadv2(types.intc(fd), at, types.intc(1), types.int64(page * _PAGE), types.intc(_NOWAIT))
+        if got < 0 and carray(errno_location(), 1)[0] != _EAGAIN:
             return -1.0
         there += got > 0
         looked += 1
@@ -88,10 +88,10 @@ def read_now(fd, offset, nbytes, address):  # type: ignore[no-untyped-def]
         return False
     if cached < 0:  # the first page tells, and is all that is fetched
         words[0], words[1] = address, min(nbytes, 1)
-        if _preadv2(types.intc(fd), at, types.intc(1), types.int64(offset), types.intc(_NOWAIT)) != min(nbytes, 1):
+        if preadv2(types.intc(fd), at, types.intc(1), types.int64(offset), types.intc(_NOWAIT)) != min(nbytes, 1):
             return False
     words[0], words[1] = address, nbytes
-    return _preadv2(types.intc(fd), at, types.intc(1), types.int64(offset), types.intc(_NOWAIT)) == nbytes
+    return preadv2(types.intc(fd), at, types.intc(1), types.int64(offset), types.intc(_NOWAIT)) == nbytes
 
 
 @kernel

@@ -7,15 +7,13 @@ The 512-bit accumulator of long values is one LLVM vector, so that it stays in r
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
-from pario.kernels.jit import inner, kernel
+from pario.kernels.jit import ARRAY, emitted, inner, kernel
+from pario.kernels.nodes import first_byte_first, loader
 from pario.kernels.pack import copy_bytes
 
 #: The secret of the specification.
@@ -70,115 +68,57 @@ def _scrambled(builder: ir.IRBuilder, sums: ir.Value, secret: ir.Value) -> ir.Va
     return builder.mul(builder.xor(sums, _loaded(builder, secret)), _lanes(_P32_1))
 
 
-def _stripes(typing_context, lanes, src, at, count, secret, secret_at):  # type: ignore[no-untyped-def]
+@emitted(types.void, ARRAY, ARRAY, types.intp, types.intp, ARRAY, types.intp)
+def _add_stripes(builder, lanes, src, at, count, secret, secret_at):  # type: ignore[no-untyped-def]
     """lanes u64[8] after `count` stripes from src[at] on; the secret moves on by 8 bytes per stripe. Unchecked."""
-    if not (isinstance(lanes, types.Array) and isinstance(src, types.Array) and isinstance(secret, types.Array)):
-        return None
-
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        def array(which: int) -> ir.Value:
-            return context.make_array(signature.args[which])(context, builder, arguments[which]).data
-
-        number = arguments[3].type
-        begin = cgutils.pointer_add(builder, array(1), arguments[2])
-        key = cgutils.pointer_add(builder, array(4), arguments[5])
-        kept = builder.bitcast(array(0), _LANES.as_pointer())
-        held = cgutils.alloca_once_value(builder, builder.load(kept, align=8))
-        with cgutils.for_range(builder, arguments[3]) as loop:
-            stripe = cgutils.pointer_add(builder, begin, builder.mul(loop.index, ir.Constant(number, _STRIPE)))
-            part = cgutils.pointer_add(builder, key, builder.mul(loop.index, ir.Constant(number, 8)))
-            builder.store(_accumulated(builder, builder.load(held), stripe, part), held)
-        builder.store(builder.load(held), kept, align=8)
-        return context.get_dummy_value()
-
-    return types.void(lanes, src, types.intp, types.intp, secret, types.intp), generate
+    begin, key = cgutils.pointer_add(builder, src, at), cgutils.pointer_add(builder, secret, secret_at)
+    kept = builder.bitcast(lanes, _LANES.as_pointer())
+    held = cgutils.alloca_once_value(builder, builder.load(kept, align=8))
+    with cgutils.for_range(builder, count) as loop:
+        stripe = cgutils.pointer_add(builder, begin, builder.mul(loop.index, ir.Constant(count.type, _STRIPE)))
+        part = cgutils.pointer_add(builder, key, builder.mul(loop.index, ir.Constant(count.type, 8)))
+        builder.store(_accumulated(builder, builder.load(held), stripe, part), held)
+    builder.store(builder.load(held), kept, align=8)
 
 
-def _blocks(typing_context, lanes, src, at, count, secret):  # type: ignore[no-untyped-def]
+def _ahead(builder: ir.IRBuilder, pointer: ir.Value, nbytes: int) -> ir.Value:
+    return cgutils.pointer_add(builder, pointer, _LANE(nbytes))
+
+
+@emitted(types.void, ARRAY, ARRAY, types.intp, types.intp, ARRAY)
+def _add_blocks(builder, lanes, src, at, count, secret):  # type: ignore[no-untyped-def]
     """lanes u64[8] after `count` whole blocks from src[at] on, each scrambled at its end. Unchecked."""
-    if not (isinstance(lanes, types.Array) and isinstance(src, types.Array) and isinstance(secret, types.Array)):
-        return None
-
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        def array(which: int) -> ir.Value:
-            return context.make_array(signature.args[which])(context, builder, arguments[which]).data
-
-        def ahead(pointer: ir.Value, nbytes: int) -> ir.Value:
-            return cgutils.pointer_add(builder, pointer, ir.Constant(arguments[3].type, nbytes))
-
-        begin, key = cgutils.pointer_add(builder, array(1), arguments[2]), array(4)
-        kept = builder.bitcast(array(0), _LANES.as_pointer())
-        held = cgutils.alloca_once_value(builder, builder.load(kept, align=8))
-        size = ir.Constant(arguments[3].type, _STRIPE * _PER_BLOCK)
-        with cgutils.for_range(builder, arguments[3]) as loop:
-            block = cgutils.pointer_add(builder, begin, builder.mul(loop.index, size))
-            sums = builder.load(held)
-            for k in range(_PER_BLOCK):
-                sums = _accumulated(builder, sums, ahead(block, _STRIPE * k), ahead(key, 8 * k))
-            builder.store(_scrambled(builder, sums, ahead(key, _SCRAMBLE_AT)), held)
-        builder.store(builder.load(held), kept, align=8)
-        return context.get_dummy_value()
-
-    return types.void(lanes, src, types.intp, types.intp, secret), generate
+    begin = cgutils.pointer_add(builder, src, at)
+    kept = builder.bitcast(lanes, _LANES.as_pointer())
+    held = cgutils.alloca_once_value(builder, builder.load(kept, align=8))
+    size = ir.Constant(count.type, _STRIPE * _PER_BLOCK)
+    with cgutils.for_range(builder, count) as loop:
+        block = cgutils.pointer_add(builder, begin, builder.mul(loop.index, size))
+        sums = builder.load(held)
+        for k in range(_PER_BLOCK):
+            sums = _accumulated(builder, sums, _ahead(builder, block, _STRIPE * k), _ahead(builder, secret, 8 * k))
+        builder.store(_scrambled(builder, sums, _ahead(builder, secret, _SCRAMBLE_AT)), held)
+    builder.store(builder.load(held), kept, align=8)
 
 
-def _scramble_lanes(typing_context, lanes, secret):  # type: ignore[no-untyped-def]
+@emitted(types.void, ARRAY, ARRAY)
+def _scramble(builder, lanes, secret):  # type: ignore[no-untyped-def]
     """lanes u64[8] after the last stripe of a block. Unchecked."""
-    if not (isinstance(lanes, types.Array) and isinstance(secret, types.Array)):
-        return None
-
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        kept, key = (context.make_array(signature.args[k])(context, builder, arguments[k]).data for k in (0, 1))
-        kept = builder.bitcast(kept, _LANES.as_pointer())
-        key = cgutils.pointer_add(builder, key, ir.Constant(ir.IntType(64), _SCRAMBLE_AT))
-        builder.store(_scrambled(builder, builder.load(kept, align=8), key), kept, align=8)
-        return context.get_dummy_value()
-
-    return types.void(lanes, secret), generate
+    kept = builder.bitcast(lanes, _LANES.as_pointer())
+    sums = _scrambled(builder, builder.load(kept, align=8), _ahead(builder, secret, _SCRAMBLE_AT))
+    builder.store(sums, kept, align=8)
 
 
-def _folded(typing_context, x, y):  # type: ignore[no-untyped-def]
+@emitted(types.uint64, types.uint64, types.uint64)
+def _fold(builder, x, y):  # type: ignore[no-untyped-def]
     """The two halves of the 128-bit product, xored."""
-
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        wide = ir.IntType(128)
-        product = builder.mul(builder.zext(arguments[0], wide), builder.zext(arguments[1], wide))
-        high = builder.trunc(builder.lshr(product, ir.Constant(wide, 64)), _LANE)
-        return builder.xor(builder.trunc(product, _LANE), high)
-
-    return types.uint64(types.uint64, types.uint64), generate
+    wide = ir.IntType(128)
+    product = builder.mul(builder.zext(x, wide), builder.zext(y, wide))
+    high = builder.trunc(builder.lshr(product, ir.Constant(wide, 64)), _LANE)
+    return builder.xor(builder.trunc(product, _LANE), high)
 
 
-def _read(bits: int) -> Any:
-    def load(typing_context, buf, at):  # type: ignore[no-untyped-def]
-        """u64 of the bytes at buf[at], which this machine stores lowest first. Unchecked."""
-
-        def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-            array = context.make_array(signature.args[0])(context, builder, arguments[0])
-            pointer = cgutils.pointer_add(builder, array.data, arguments[1])
-            number = builder.load(builder.bitcast(pointer, ir.IntType(bits).as_pointer()), align=1)
-            return builder.zext(number, _LANE) if bits < 64 else number
-
-        return types.uint64(buf, types.intp), generate
-
-    return intrinsic(load)
-
-
-def _swap_bytes(typing_context, x):  # type: ignore[no-untyped-def]
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        return builder.bswap(arguments[0])
-
-    return types.uint64(types.uint64), generate
-
-
-_add_stripes: Any = intrinsic(_stripes)
-_add_blocks: Any = intrinsic(_blocks)
-_scramble: Any = intrinsic(_scramble_lanes)
-_fold: Any = intrinsic(_folded)
-_read8: Any = _read(8)
-_read32: Any = _read(32)
-_read64: Any = _read(64)
-_swapped: Any = intrinsic(_swap_bytes)
+_read8, _read32, _read64 = (loader(bits, types.uint64) for bits in (8, 32, 64))
 
 
 @inner
@@ -213,7 +153,7 @@ def _sum_tiny(buf, at, n):  # type: ignore[no-untyped-def]
     if n > 8:
         low = _read64(buf, at) ^ _read64(s, 24) ^ _read64(s, 32)
         high = _read64(buf, at + n - 8) ^ _read64(s, 40) ^ _read64(s, 48)
-        return _avalanche(size + _swapped(low) + high + _fold(low, high))
+        return _avalanche(size + first_byte_first(low) + high + _fold(low, high))
     if n > 3:
         h = _read32(buf, at + n - 4) + (_read32(buf, at) << np.uint64(32))
         h ^= _read64(s, 8) ^ _read64(s, 16)

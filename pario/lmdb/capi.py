@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 import numpy as np
 from llvmlite import ir
 from numba import carray, types
-from numba.extending import intrinsic
 
 from pario.kernels.calls import as_bytes, pointer_to
-from pario.kernels.jit import inner
+from pario.kernels.jit import emitted, inner
 from pario.kernels.nodes import PAGE_SIZE
 from pario.lmdb.abi import CURSOR_WORDS, POOL, SLOTS
 
@@ -20,16 +18,12 @@ RWF_NOWAIT, WILLNEED = 8, 3
 
 intp, uintp, intc = types.intp, types.uintp, types.intc
 preadv = types.ExternalFunction("preadv", intp(intc, uintp, intc, types.int64))
-preadv2 = types.ExternalFunction("preadv2", intp(intc, uintp, intc, types.int64, intc))
-pread = types.ExternalFunction("pread", intp(intc, uintp, uintp, types.int64))
 fadvise = types.ExternalFunction("posix_fadvise", intc(intc, types.int64, types.int64, intc))
 memcmp = types.ExternalFunction("memcmp", intc(uintp, uintp, uintp))
-errno_location = types.ExternalFunction("__errno_location", types.CPointer(intc)())
 save_thread = types.ExternalFunction("PyEval_SaveThread", uintp())
 take_lock = types.ExternalFunction("PyGILState_Ensure", intc())
 give_lock = types.ExternalFunction("PyGILState_Release", types.void(intc))
 restore_thread = types.ExternalFunction("PyEval_RestoreThread", types.void(uintp))
-incref = types.ExternalFunction("Py_IncRef", types.void(uintp))
 decref = types.ExternalFunction("Py_DecRef", types.void(uintp))
 is_true = types.ExternalFunction("PyObject_IsTrue", intc(uintp))
 clear = types.ExternalFunction("PyErr_Clear", types.void())
@@ -64,18 +58,12 @@ else:
 SCRATCH_WORDS = CURSOR_WORDS
 
 
-def _scratch_of(typing_context):  # type: ignore[no-untyped-def]
+@emitted(types.intp)
+def scratch_memory(builder):  # type: ignore[no-untyped-def]
     """Address of memory for SCRATCH_WORDS on the stack of the function that asks."""
-
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        with builder.goto_entry_block():  # `cgutils.alloca_once` would fill it with zeros at each call
-            memory = builder.alloca(ir.ArrayType(ir.IntType(64), SCRATCH_WORDS))
-        return builder.ptrtoint(memory, ir.IntType(64))
-
-    return types.intp(), generate
-
-
-scratch_memory: Any = intrinsic(_scratch_of)
+    with builder.goto_entry_block():  # `cgutils.alloca_once` would fill it with zeros at each call
+        memory = builder.alloca(ir.ArrayType(ir.IntType(64), SCRATCH_WORDS))
+    return builder.ptrtoint(memory, ir.IntType(64))
 
 
 @inner

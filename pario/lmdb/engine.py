@@ -31,6 +31,7 @@ import numpy as np
 from numba import types
 
 from pario.format.layout import F_DUPDATA
+from pario.kernels import reads
 from pario.kernels.calls import as_bytes
 from pario.kernels.jit import inner
 from pario.kernels.nodes import BIG, key_span, node_at, search_leaf, u16, word
@@ -178,7 +179,7 @@ def is_newest(store_at):  # type: ignore[no-untyped-def]
     g = as_words(store_at, abi.STORE_WORDS)
     scratch = capi.scratch_memory()
     nbytes = g[abi.META_BYTES]
-    got = capi.pread(intc(g[abi.FD]), uintp(scratch), uintp(nbytes), types.int64(g[abi.OTHER_AT]))
+    got = reads.pread(intc(g[abi.FD]), uintp(scratch), uintp(nbytes), types.int64(g[abi.OTHER_AT]))
     return capi.bool_new(got == nbytes and capi.memcmp(uintp(scratch), uintp(g[abi.OTHER]), uintp(nbytes)) == 0)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from numba import carray, types
 
 from pario.format.layout import F_DUPDATA, NUM_METAS, P_BRANCH, P_LEAF, P_LEAF2
-from pario.kernels import nodes
+from pario.kernels import nodes, reads
 from pario.kernels.calls import as_bytes
 from pario.kernels.fence import full_fence
 from pario.kernels.jit import inner
@@ -48,13 +48,13 @@ def plain_error(code):  # type: ignore[no-untyped-def]
 
 @inner
 def _errno():  # type: ignore[no-untyped-def]
-    return np.int64(carray(capi.errno_location(), 1)[0])
+    return np.int64(carray(reads.errno_location(), 1)[0])
 
 
 @inner
 def try_now(g, vectors, m, nbytes, offset):  # type: ignore[no-untyped-def]
     """Read if all of it is in the page cache, without waiting. vectors : (address, bytes) x m"""
-    got = capi.preadv2(intc(g[abi.FD]), uintp(vectors), intc(m), types.int64(offset), intc(capi.RWF_NOWAIT))
+    got = reads.preadv2(intc(g[abi.FD]), uintp(vectors), intc(m), types.int64(offset), intc(capi.RWF_NOWAIT))
     if got < 0:
         errno = _errno()
         if errno in (EOPNOTSUPP, ENOSYS, EINVAL):
@@ -97,7 +97,7 @@ def read_waiting(g, vectors, m, nbytes, offset, failure):  # type: ignore[no-unt
     for i in range(m):
         done = np.int64(0)
         while done < pairs[2 * i + 1]:
-            got = capi.pread(fd, uintp(pairs[2 * i] + done), uintp(pairs[2 * i + 1] - done), types.int64(at + done))
+            got = reads.pread(fd, uintp(pairs[2 * i] + done), uintp(pairs[2 * i + 1] - done), types.int64(at + done))
             if got > 0:
                 done += got
                 continue
@@ -171,7 +171,7 @@ def check_snapshot(g):  # type: ignore[no-untyped-def]
     # With the lock held if reads do not wait: nothing is as surely in the page cache as this page.
     got = intp(-1)
     if g[abi.NOWAIT]:
-        got = capi.pread(intc(g[abi.FD]), uintp(scratch + 16), uintp(nbytes), types.int64(g[abi.META_AT]))
+        got = reads.pread(intc(g[abi.FD]), uintp(scratch + 16), uintp(nbytes), types.int64(g[abi.META_AT]))
     if got != nbytes:
         vectors = as_words(scratch, 2)
         vectors[0], vectors[1] = scratch + 16, nbytes

@@ -82,7 +82,7 @@ class DataFile(PosixFetcher):
         self.limits, self.raised = limits, []
         self.gate = None if limits is None else _gate(limits, self.raised)
         if readahead and self.gate is None:
-            self._tell("POSIX_FADV_NORMAL")
+            self._tell(os.POSIX_FADV_NORMAL)
 
     def pread(self, offset: int, nbytes: int) -> bytes:
         if self.limits is not None:

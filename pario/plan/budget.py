@@ -19,7 +19,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -122,18 +121,10 @@ class Costs:
         most = max(1, min(len(of), budget.records or usual))  # this many rows have memory in the ring's tables
         return cls(of, budget.limit, most, budget.bytes is not None)
 
-    @cached_property
-    def mean(self) -> float:
-        return float(self.of.mean(dtype=np.float64))
-
-    @cached_property
-    def largest(self) -> int:
-        return int(self.of.max(initial=0))
-
-    @cached_property
+    @property
     def usual_records(self) -> float:
         """About how many records a batch has."""
-        return max(1.0, min(self.most, self.limit / max(self.mean, 1e-9)))
+        return max(1.0, min(self.most, self.limit / max(float(self.of.mean(dtype=np.float64)), 1e-9)))
 
     def close(self) -> None:
         """Let go of memory that is shared. Idempotent."""
@@ -205,14 +196,6 @@ class Cuts:
     def steps(self) -> int:
         return len(self.bounds) - 1
 
-    def steps_by(self, position: int) -> int:
-        """Steps that end at `position` or before."""
-        return int(np.searchsorted(self.bounds, position, side="right")) - 1
-
-    def steps_into(self, position: int) -> int:
-        """Steps that begin before `position`."""
-        return int(np.searchsorted(self.bounds, position, side="left"))
-
 
 @dataclass(frozen=True)
 class CutSchedule(Schedule):
@@ -252,10 +235,10 @@ class CutSchedule(Schedule):
         return int(bounds[first]), int(bounds[min(first + self.per_group, self.steps)])
 
     def _complete_by(self, position: int) -> int:
-        return self.cuts.steps_by(position)
+        return int(np.searchsorted(self.cuts.bounds, position, side="right")) - 1
 
     def _begun_by(self, position: int) -> int:
-        return self.cuts.steps_into(position)
+        return int(np.searchsorted(self.cuts.bounds, position, side="left"))
 
     # Limits of all epochs, for memory that is set aside once ---------------------------------------------------------
 
@@ -288,7 +271,7 @@ class CutSchedule(Schedule):
         costs = self.cuts.costs
         if not costs.are_bytes or self.pools is not None:
             return None
-        return self.per_group * node_size * max(costs.limit, costs.largest)
+        return self.per_group * node_size * max(costs.limit, int(costs.of.max(initial=0)))
 
     # Shares ----------------------------------------------------------------------------------------------------------
 

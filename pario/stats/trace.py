@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from struct import Struct
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -66,7 +66,8 @@ _MOST_NAMES = 64
 _LOOK_S, _KERNEL_S = 0.1, 0.5
 
 
-class OpenedFile(NamedTuple):
+@dataclass
+class OpenedFile:
     """A file that requests go to.
 
     fs, kind : its file system, as `machine.FileSystem`; shared : other nodes see it, too
@@ -75,11 +76,11 @@ class OpenedFile(NamedTuple):
     """
 
     path: str
-    fs: str
-    kind: str
-    shared: bool
-    rotating: bool | None
-    block: int
+    fs: str = ""
+    kind: str = ""
+    shared: bool = False
+    rotating: bool | None = None
+    block: int = 4096
 
 
 class Track:

@@ -16,7 +16,7 @@ import numpy as np
 
 from pario.errors import FileError
 from pario.stats.rank import RankStats
-from pario.stats.trace import OPEN, PREAD, PROBE, READ, STAT, Recorder
+from pario.stats.trace import OPEN, PREAD, PROBE, READ, STAT, OpenedFile, Recorder
 
 #: A request below this is small.
 SMALL_BYTES = 1 << 20
@@ -31,10 +31,9 @@ T = TypeVar("T")
 
 
 @dataclass
-class FileRequests:
+class FileRequests(OpenedFile):
     """What one rank asked of one file.
 
-    fs, kind, shared, rotating, block : as `trace.OpenedFile`
     reads, nbytes, seconds : requests for records and pages, their bytes, and their seconds, summed over threads
     small : of them, below SMALL_BYTES
     known : of them, those whose extents were recorded; misaligned, random : of these
@@ -43,12 +42,6 @@ class FileRequests:
         their seconds
     """
 
-    path: str
-    fs: str = ""
-    kind: str = ""
-    shared: bool = False
-    rotating: bool | None = None
-    block: int = 4096
     reads: int = 0
     nbytes: int = 0
     seconds: float = 0.0
@@ -101,7 +94,7 @@ class RankSummary:
 
 def summarise(recorder: Recorder, tracks: Sequence[tuple[np.ndarray, np.ndarray]]) -> dict[str, Any]:
     """The summary of one rank, for JSON. tracks : EVENT[n] and EXTENT[m] of each thread"""
-    files = [FileRequests(**{**each._asdict(), "block": min(each.block, SMALL_BYTES)}) for each in recorder.files]
+    files = [FileRequests(**{**asdict(each), "block": min(each.block, SMALL_BYTES)}) for each in recorder.files]
     for number, file in enumerate(files):
         _count(file, number, tracks)
     summary = RankSummary(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pario.buffers import large_pages
 from pario.comm.memory import PAGE
 from pario.tiers.grid import Grid
 from pario.wire.frames import Part
@@ -82,11 +83,10 @@ class AnyTier(ABC):
         """
         _, nbytes = self.grid.span(chunk)
         memory: np.ndarray | None = getattr(_scratch, "memory", None)
-        if memory is None or len(memory) < nbytes + 2 * PAGE:  # new memory for each chunk costs more than its bytes
-            memory = _scratch.memory = np.empty(nbytes + 2 * PAGE, np.uint8)
-        begin = -memory.ctypes.data % PAGE
-        read(memory[begin : begin + -(-nbytes // PAGE) * PAGE])
-        return self.put(chunk, memory[begin : begin + nbytes])
+        if memory is None or len(memory) < nbytes:  # new memory for each chunk costs more than its bytes
+            memory = _scratch.memory = large_pages(nbytes)
+        read(memory[: -(-nbytes // PAGE) * PAGE])
+        return self.put(chunk, memory[:nbytes])
 
     @contextmanager
     def bringing(self, chunk: int) -> Iterator[None]:

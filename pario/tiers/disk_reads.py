@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pario.buffers import large_pages
 from pario.comm.memory import PAGE
 from pario.kernels.reads import read_spans
 from pario.tiers.disk_files import DiskFiles
@@ -107,10 +108,7 @@ class Buffers:
                 return memory
         except IndexError:
             pass
-        nbytes = max(nbytes, _BATCH_BYTES)
-        memory = np.empty(nbytes + PAGE, np.uint8)
-        begin = -memory.ctypes.data % PAGE
-        return memory[begin : begin + nbytes]
+        return large_pages(max(nbytes, _BATCH_BYTES))
 
     def give(self, memory: np.ndarray) -> None:
         self._free.append(memory)

@@ -24,22 +24,7 @@ from pario.errors import ParioError
 from pario.fetch.base import Fetcher, read_error
 from pario.fetch.snapshot import check_snapshot
 from pario.format.meta import Snapshot
-from pario.kernels.fill import (
-    CLOSED,
-    CORES,
-    DONE,
-    LIMIT,
-    NEXT,
-    NO_MEMORY,
-    SNAPSHOT,
-    STATUS,
-    STOP,
-    THREADS,
-    WHERE,
-    WORDS,
-    fill_chunks,
-    has_status,
-)
+from pario.kernels import fill as kernels
 from pario.machine import allowed_cores, open_files
 from pario.stats.rank import RankStats
 from pario.threads import start_thread
@@ -57,7 +42,7 @@ _SHARE = 0.1
 def can_compare(fetchers: Sequence[Fetcher], snapshots: Sequence[Snapshot]) -> bool:
     """Whether the kernel sees the state of each file: that of one without pages the system must tell."""
     return all(
-        state.has_pages or has_status(fetcher.files[0].fileno(), np.frombuffer(state.stamp, np.uint8))
+        state.has_pages or kernels.has_status(fetcher.files[0].fileno(), np.frombuffer(state.stamp, np.uint8))
         for fetcher, state in zip(fetchers, snapshots, strict=True)
     )
 
@@ -89,7 +74,7 @@ class LocalFill:
         (self._stats, self._count), self._counted, self._counted_at = counts, 0, 0.0
         self._chunks, self._used, self._failed = chunks, used, failed
         self._order = np.empty(len(used), np.int64)
-        self._words = np.zeros(WORDS, np.int64)
+        self._words = np.zeros(kernels.WORDS, np.int64)
         self.error: BaseException | None = None
         self._fds: list[int] = []
         try:
@@ -107,8 +92,8 @@ class LocalFill:
         shares = [share / steady] * steady + [0.0] * max(1, threads - steady)
         del shares[max(1, int((~memory.held()[used]).sum())) :]  # no more than there are chunks
         memory.states.expect(len(used))
-        self._words[THREADS] = len(shares)
-        self._words[CORES] = min(len(shares), len(allowed_cores()))
+        self._words[kernels.THREADS] = len(shares)
+        self._words[kernels.CORES] = min(len(shares), len(allowed_cores()))
         self._threads = []
         with suppress(ParioError):  # fewer do the work
             for each in shares:
@@ -116,7 +101,7 @@ class LocalFill:
         try:
             self._leader = start_thread("pario-order", self._run, stop=partial(self.cancel, 0))
         except BaseException:  # nobody would tell the others that there is nothing to copy
-            self._words[STOP] = 1
+            self._words[kernels.STOP] = 1
             for thread in self._threads:
                 thread.join()
             self._close()
@@ -143,48 +128,49 @@ class LocalFill:
         chunk_bytes = self._memory.grid.chunk_bytes
         buffer = self._memory.kernel_view if self._memory.is_own else large_pages(chunk_bytes)[:chunk_bytes]
         fixed = *self._memory.states.words, self._files, self._stamps, chunk_bytes, self._data, buffer
-        closed = np.zeros(WORDS, np.int64)
-        closed[CLOSED] = 1
-        fill_chunks(self._order, closed, *fixed, 1.0, _SHARE)  # loads the kernel, which holds the interpreter's lock
-        fill_chunks(self._order, self._words, *fixed, share, _SHARE)
+        closed = np.zeros(kernels.WORDS, np.int64)
+        closed[kernels.CLOSED] = 1
+        # Loads the kernel, which holds the interpreter's lock.
+        kernels.fill_chunks(self._order, closed, *fixed, 1.0, _SHARE)
+        kernels.fill_chunks(self._order, self._words, *fixed, share, _SHARE)
 
     def _run(self) -> None:
         words, memory = self._words, self._memory
         asked, self._counted_at = 0, self._stats.begin_reads()
         ahead, taken = _AHEAD * _QUANTUM, 0
         try:
-            while not words[STOP] and not words[STATUS]:
-                if asked - int(words[NEXT]) < ahead:
+            while not words[kernels.STOP] and not words[kernels.STATUS]:
+                if asked - int(words[kernels.NEXT]) < ahead:
                     more = self._next(asked)
                     if not more:
                         break
                     asked += more
-                    words[LIMIT] = asked
+                    words[kernels.LIMIT] = asked
                 else:
                     time.sleep(_LOOK_S)
                     # Between two looks the threads must not run out of chunks. (With 32 of them, whatever the threads
                     # take: 1.65 GB/s, cached or not, on two idle cores that copy 2.1 to 2.6.)
-                    before, taken = taken, int(words[NEXT])
+                    before, taken = taken, int(words[kernels.NEXT])
                     ahead = min(max(_AHEAD * _QUANTUM, 2 * (taken - before)), _FURTHEST * _QUANTUM)
                 self._tell()
         except BaseException as e:
             self._fail(e)
-            words[STOP] = 1
-        words[CLOSED] = 1
+            words[kernels.STOP] = 1
+        words[kernels.CLOSED] = 1
         for thread in self._threads:
             thread.join()
         self._tell()
         self._stats.end_reads(0.0)
-        memory.settle(asked, int(words[DONE]))
-        if words[STATUS]:
-            self._fail(self._found(int(words[STATUS]), int(words[WHERE])))
+        memory.settle(asked, int(words[kernels.DONE]))
+        if words[kernels.STATUS]:
+            self._fail(self._found(int(words[kernels.STATUS]), int(words[kernels.WHERE])))
         memory.say_whole(self._used)
-        if not words[STOP]:  # else the next epoch's fill may already have said what it will bring
+        if not words[kernels.STOP]:  # else the next epoch's fill may already have said what it will bring
             memory.states.expect(0)
         self._close()
 
     def _tell(self) -> None:
-        done, now = int(self._words[DONE]), time.perf_counter()
+        done, now = int(self._words[kernels.DONE]), time.perf_counter()
         reads, seconds = done - self._counted, now - self._counted_at
         self._counted, self._counted_at = done, now
         if reads:
@@ -206,24 +192,24 @@ class LocalFill:
         offset, nbytes = self._memory.grid.span(chunk)
         number = int(np.searchsorted(self._files[:, 2], offset, side="right")) - 1
         fetcher, snapshot, base = self._sources[number]
-        if status == SNAPSHOT:
+        if status == kernels.SNAPSHOT:
             try:
                 check_snapshot(fetcher, snapshot)
             except ParioError as e:
                 return e
-        if status == NO_MEMORY:
+        if status == kernels.NO_MEMORY:
             return MemoryError()
         return read_error(fetcher.path, offset - base, nbytes, 0, max(0, status))
 
     def _fail(self, error: BaseException) -> None:
-        if self.error is None and not self._words[STOP] and not isinstance(error, MemoryError):
+        if self.error is None and not self._words[kernels.STOP] and not isinstance(error, MemoryError):
             self.error = error
             self._failed(error)
 
     def cancel(self, limit_s: float = math.inf) -> bool:
         """Copy no more. Does not wait for the chunks under way: a thread that runs only on idle cores may take long for
         its last one, and all that it needs is its own. Idempotent; takes no lock."""
-        self._words[STOP] = 1
+        self._words[kernels.STOP] = 1
         for thread in self._threads:
             if thread.is_alive() and thread.native_id is not None:
                 with suppress(OSError):  # root may, and anyone who has RLIMIT_NICE

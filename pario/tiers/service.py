@@ -48,7 +48,6 @@ class Service:
         *,
         threads: int,
         clients: int,
-        network: bool,
         count: Callable[[int], None] = lambda nbytes: None,
         more: Mapping[int, Callable[[bytes], bytes]] | None = None,
     ) -> None:
@@ -65,7 +64,7 @@ class Service:
             # A client has four connections, and opens new ones before it has closed the old ones when something fails.
             most_links=16 + 8 * clients,
             limit_s=LIMIT_S / 2,
-            hosts=own_addresses() if network else (),
+            hosts=own_addresses(),
             sorts={peers.BRING: SLOW, peers.KEEP: SLOW, peers.ROOM: SLOW, peers.OPEN: PATIENT, peers.ASSIGN: PATIENT},
         )
         # Those that bring chunks for this node (keep) may wait for other nodes, which wait for those that bring for

@@ -39,8 +39,7 @@ class Loop:
 class Decoding:
     """What a short time said.
 
-    seconds : its length, in loops
-    waited : seconds that the loop waited for decoding, without those for bytes
+    waits : the share of its time in loops for which the loop waited for decoding, not for bytes
     busy : threads that were decoding, mean
     idle : cores of this rank that this process left idle, mean
     prepares : batches that were being prepared at once, mean, with those that wait for bytes or for their turn: two
@@ -49,17 +48,12 @@ class Decoding:
     room : batches ahead for which there is memory
     """
 
-    seconds: float
-    waited: float
+    waits: float
     busy: float
     idle: float
     prepares: float
     taken: int
     room: int
-
-    @property
-    def waits(self) -> float:
-        return self.waited / self.seconds if self.seconds else 0.0
 
 
 class ThreadsLaw:
@@ -142,8 +136,7 @@ class DecodeTuner:
             return False
         seconds = max(1e-9, loop.consumer - then.consumer + loop.waiting - then.waiting)
         window = Decoding(
-            seconds=seconds,
-            waited=max(0.0, loop.waiting - then.waiting - (loop.share - then.share)),
+            waits=max(0.0, loop.waiting - then.waiting - (loop.share - then.share)) / seconds,
             busy=(decoded - decoded_then) / seconds,
             idle=self.cores - (process - process_then) / seconds,
             prepares=prepared / seconds,

@@ -122,7 +122,7 @@ class FastProbe(Law):
 
     def __init__(self) -> None:
         self._mode = _Mode.START
-        self._base = math.inf
+        self._base = math.inf  # seconds of a read that waits for no other
         self._before = 0.0  # latency of the last window at full depth
         self._full_depth = 1  # the depth before the probe
         self._size = 0.0  # bytes of a read, to which these latencies belong
@@ -144,11 +144,6 @@ class FastProbe(Law):
     @property
     def drains(self) -> bool:  # type: ignore[override]
         return self._mode is _Mode.DOWN
-
-    @property
-    def base(self) -> float:
-        """Seconds of a read that waits for no other."""
-        return self._base
 
     def step(self, depth: int, window: Window) -> Setting:
         self._refused = depth < self._said
