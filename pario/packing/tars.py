@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import importlib
 import lzma
 import os
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import IO, Any, NamedTuple
 
 import numpy as np
@@ -34,24 +34,20 @@ from pario.records import Records
 _PIECE, _ZSTD_PIECE = 4 << 20, 16 << 10
 
 
-@contextmanager
-def _needing(name: str, path: str) -> Iterator[None]:
+def _package(name: str, path: str) -> Any:
     try:
-        yield
+        return importlib.import_module(name)
     except ImportError as e:
-        raise OptionError(f"a tar of this kind needs {name}", path=path, hint=how_to_install("codecs")) from e
+        what = f"a tar of this kind needs {name.partition('.')[0]}"
+        raise OptionError(what, path=path, hint=how_to_install("codecs")) from e
 
 
 def _zstd(path: str, mode: str) -> Any:
-    with _needing("zstandard", path):
-        import zstandard
-    return zstandard.open(path, mode)
+    return _package("zstandard", path).open(path, mode)
 
 
 def _lz4(path: str, mode: str) -> Any:
-    with _needing("lz4", path):
-        import lz4.frame
-    return lz4.frame.open(path, mode)
+    return _package("lz4.frame", path).open(path, mode)
 
 
 _OPENERS: dict[bytes, Callable[..., Any]] = {
@@ -115,8 +111,7 @@ def _pieces(path: str) -> Iterator[bytes]:
 
 def _frames(path: str) -> Iterator[bytes]:
     """What zstd's frames inflate to. Its own reader does not say that the last one is not whole."""
-    with _needing("zstandard", path):
-        import zstandard
+    zstandard = _package("zstandard", path)
     tool = zstandard.ZstdDecompressor(max_window_size=1 << 31)
     frame = tool.decompressobj()
     try:
