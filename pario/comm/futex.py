@@ -112,7 +112,7 @@ def _numba_fence() -> None:
     full_fence()
 
 
-#: Sleep while the int32 at this address has this value, at most for a number of seconds. True: woken, or the value differs,
+#: Sleep while the int32 at this address has this value, for at most so many seconds. True: woken, or the value differs,
 #: or a signal came, or spuriously: test the word again. False: the seconds have passed.
 wait: Callable[[int, int, float], bool] = _wait_sleeping if _NR is None else _wait_futex
 #: Wake all threads and processes that sleep on the int32 at this address; returns their number, 0 if it is unknown.
