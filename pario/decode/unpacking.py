@@ -55,7 +55,7 @@ class Unpacking:
         for packing, rows in self._by_file(records.ids):
             if packing is not None:
                 raw[rows] = packing.raw_nbytes(_rows(records, rows))
-                own, ordinals = self._within(packing, records.ids[rows])
+                own, ordinals = self._within(packing, _of(records.ids, rows))
                 if ordinals is not None:  # not the bytes of the block, which a damaged header says, but the value's own
                     sizes = np.where(ordinals < 0, raw[rows], packing.sizes[own])
                     raw[rows] = np.where(sizes <= raw[rows], sizes, -1)
@@ -85,7 +85,7 @@ class Unpacking:
         for packing, rows in self._by_file(records.ids):
             part = _rows(records, rows)
             if packing is not None:
-                wrong = packing.unpack(part, out, starts[rows], raw[rows], self._within(packing, part.ids)[1])
+                wrong = packing.unpack(part, out, _of(starts, rows), _of(raw, rows), self._within(packing, part.ids)[1])
                 failures += [(int(rows[row]), why) for row, why in wrong]
                 continue
             data, at, nbytes, _ = columns(part)
@@ -193,3 +193,7 @@ def _rows(records: Records, rows: np.ndarray) -> Records:
     if len(rows) == len(records):
         return records
     return Records(records.ids[rows], records.data, records.starts[rows], records.nbytes[rows])
+
+
+def _of(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    return values if len(rows) == len(values) else values[rows]

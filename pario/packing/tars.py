@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import importlib
 import lzma
 import os
 import tarfile
@@ -22,6 +21,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
+from pario.codec.library import find_package
 from pario.codec.listing import tar_ranges
 from pario.errors import CorruptedError, FileError, InvalidError, OptionError, how_to_install
 from pario.fetch.file import FileFetcher
@@ -35,11 +35,10 @@ _PIECE, _ZSTD_PIECE = 4 << 20, 16 << 10
 
 
 def _package(name: str, path: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as e:
-        what = f"a tar of this kind needs {name.partition('.')[0]}"
-        raise OptionError(what, path=path, hint=how_to_install("codecs")) from e
+    found = find_package(name)
+    if found is None:
+        raise OptionError(f"a tar of this kind needs {name}", path=path, hint=how_to_install("codecs"))
+    return found
 
 
 def _zstd(path: str, mode: str) -> Any:
@@ -47,7 +46,7 @@ def _zstd(path: str, mode: str) -> Any:
 
 
 def _lz4(path: str, mode: str) -> Any:
-    return _package("lz4.frame", path).open(path, mode)
+    return _package("lz4", path).open(path, mode)
 
 
 _OPENERS: dict[bytes, Callable[..., Any]] = {
