@@ -1,4 +1,4 @@
-"""Numbers and tables as text, for screen and log; JSON that anybody may have written."""
+"""Numbers and tables as text, for screen and log; numbers as bytes; JSON that anybody may have written."""
 
 from __future__ import annotations
 
@@ -20,6 +20,17 @@ def read_size(text: str) -> float | None:
     if found is None:
         return None
     return float(found[1]) * (1024 if found[3] else 1000) ** " KMGT".index(found[2].upper() or " ")
+
+
+def varint(number: int) -> bytes:
+    """A number in groups of seven bits, the low ones first, as LEB128 and protobuf have it; of 64 bits if negative."""
+    number &= (1 << 64) - 1
+    out = bytearray()
+    while number > 127:
+        out.append(number & 127 | 128)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
 
 
 def read_json(text: str | bytes, hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:

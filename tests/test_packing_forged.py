@@ -21,8 +21,8 @@ import xxhash
 from pack_sources import lmdb_truth, packed, quiet, tree_truth, unpacked
 
 from pario.codec import listing
-from pario.codec.listing import Row, inflated, rows_of
-from pario.codec.packing import Packing
+from pario.codec.listing import Row, rows_of
+from pario.codec.packing import Packing, inflated
 from pario.comm.solo import Solo
 from pario.errors import CorruptedError
 from pario.packing import folder, tars, unpack

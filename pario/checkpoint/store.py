@@ -36,7 +36,7 @@ import xxhash
 from pario.comm.base import AnyWorld
 from pario.comm.launcher import job_name
 from pario.errors import CheckpointError, CorruptedError, MissingError, ReadError
-from pario.machine import replaced, write_all
+from pario.machine import replaced, sync_path, write_all
 
 #: An id, as a pattern.
 ID = "[0-9a-f]{7}[0-9a-fn][0-9a-f]{8}"
@@ -128,19 +128,7 @@ def make_folder(path: str) -> None:
     except FileExistsError:
         if not os.path.isdir(path):  # nor has another rank just made it
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
-    sync_folder(above)
-
-
-def sync_folder(path: str) -> None:
-    """Make the names in it durable. Raises OSError, but not where a file system has no such call."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    except OSError as e:
-        if e.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise
-    finally:
-        os.close(fd)
+    sync_path(above)
 
 
 def write_small(folder: str, name: str, data: bytes, durable_name: bool = True) -> None:
@@ -153,7 +141,7 @@ def write_small(folder: str, name: str, data: bytes, durable_name: bool = True) 
         writer.sync()
     if durable_name:
         with suppress(FileNotFoundError):  # it has a new name already, and was synced before
-            sync_folder(folder)
+            sync_path(folder)
 
 
 class Claim:
@@ -209,9 +197,9 @@ class Claim:
 
 def commit(attempt: str, final: str) -> None:
     """Give a complete and synced folder its name. Raises OSError."""
-    sync_folder(attempt)
+    sync_path(attempt)
     os.rename(attempt, final)
-    sync_folder(os.path.dirname(final))
+    sync_path(os.path.dirname(final))
 
 
 def discard(path: str) -> None:
@@ -223,7 +211,7 @@ def discard(path: str) -> None:
             trash = os.path.join(folder, f"{TRASH}{name.removeprefix(ATTEMPT)}-{secrets.token_hex(4)}")
             os.rename(path, trash)
             if not name.startswith(ATTEMPT):
-                sync_folder(folder)
+                sync_path(folder)
         fd = os.open(trash, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)  # not where a link leads
         try:
             for each in os.listdir(fd):

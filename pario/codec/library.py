@@ -18,11 +18,12 @@ from typing import Any
 
 from pario.errors import OptionError
 
-#: import name -> itself: what may be loaded here can be read
+#: name -> module: what may be loaded here can be read
 _PACKAGES = {
     "blosc2": "blosc2",
     "brotli": "brotli",
     "cv2": "cv2",
+    "lz4": "lz4.frame",
     "msgpack": "msgpack",
     "simplejpeg": "simplejpeg",
     "zstandard": "zstandard",

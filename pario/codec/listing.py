@@ -14,14 +14,13 @@ import io
 import os
 import stat
 import tarfile
-import zlib
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from pario.codec.packing import Packing
+from pario.codec.packing import Packing, inflated
 from pario.errors import CorruptedError, OptionError
 from pario.text import DAMAGED, read_json
 
@@ -78,21 +77,6 @@ def by_key(paths: Iterable[bytes], where: str) -> dict[bytes, bytes]:
     for path in paths:
         if (other := found.setdefault(key_of(path), path)) != path:
             raise OptionError(f"{other!r} and {path!r} have the same key", path=where, hint="Rename one of them.")
-    return found
-
-
-def inflated(part: bytes, most: int) -> bytes:
-    """What a part of the reserved entry inflates to. Raises ValueError if it is damaged, or if that is more than `most`
-    bytes: anybody may have written it, and a few bytes can say that they are terabytes."""
-    stream = zlib.decompressobj()
-    try:
-        found = stream.decompress(part, most + 1)
-    except zlib.error as e:
-        raise ValueError(str(e)) from None
-    if len(found) > most:
-        raise ValueError(f"it inflates to more than {most:,} bytes")
-    if not stream.eof or stream.unused_data:
-        raise ValueError("it ends too early, or bytes follow its end")
     return found
 
 

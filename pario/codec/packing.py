@@ -34,7 +34,7 @@ from pario.errors import CorruptedError, DecodeError, OptionError, VersionMismat
 from pario.kernels import coded
 from pario.kernels.sums import sum_values
 from pario.records import Records
-from pario.text import DAMAGED, read_json
+from pario.text import DAMAGED, read_json, varint
 
 #: the first bytes of the reserved entry's value; the last one is the version of its outer form: 2 with blocks
 MAGIC = b"PARIOPK\x01"
@@ -134,28 +134,21 @@ class Packing(Entries):
 
     @classmethod
     def _from_parts(cls, said: dict[str, Any], parts: bytes) -> Packing:
-        try:
+        with _believing("reserved entry"):
             codecs = [
                 (str(one["name"]), one.get("level"), one.get("options", {}), _part(parts, one["dictionary"] or [0, 0]))
                 for one in said["codecs"]
             ]
-            first, length, how, dtype = said["sizes"]
-            table, n = _part(parts, [first, length]), int(said["records"])
+            table = _table(said, parts, "sizes", "records")
             named = {str(name): _part(parts, where) for name, where in said.get("parts", {}).items()}
             if sum(map(len, named.values())) > len(parts):
                 raise ValueError("parts that overlap")
-            if how != "deflate" or dtype not in ("<u4", "<u8") or n < 0:
-                raise ValueError(f"a table of sizes in the form {how} {dtype}")
-        except DAMAGED as error:
-            raise CorruptedError(f"the reserved entry of a packed database is damaged: {error}", hint=_LOST) from None
         known = ("version", "codecs", "records", "sizes", "parts", "entries", "counts")
-        try:
+        with _believing("reserved entry", (TypeError, OverflowError, RecursionError)):  # what levels and options may be
             tools = [make(name, level, part, **options) for name, level, options, part in codecs]
-        except (TypeError, OverflowError, RecursionError) as error:  # a level that is no number, options that are none
-            raise CorruptedError(f"the reserved entry of a packed database is damaged: {error}", hint=_LOST) from None
         made = cls(tools, more={name: value for name, value in said.items() if name not in known})
         made.parts = named
-        made._table = (table, n, dtype)
+        made._table = table
         made.counts = _counts(said, parts)
         return made
 
@@ -212,7 +205,7 @@ class Packing(Entries):
         for value, total in zip(records, sums & np.uint64(coded.MOST), strict=True):
             n = len(value)
             payload = codec.encode(value) if 0 < n <= codec.most else None
-            size = _leb(n)
+            size = varint(n)
             pays = payload is not None and len(size) + len(payload) <= n - (n >> _PAYS) and len(size) + len(payload) < n
             if payload is not None and n > coded.TIMES * (coded.FIXED + len(size) + len(payload)) + coded.MORE:
                 pays = False
@@ -364,14 +357,12 @@ def _read_entry(whole: bytes) -> tuple[dict[str, Any], bytes]:
         raise VersionMismatchError(f"packed by a newer pario: form {whole[7]} of the reserved entry")
     if struct.unpack("<Q", whole[-8:])[0] != _sum(whole[:-8]):
         raise CorruptedError("the reserved entry of a packed database is damaged: its checksum differs", hint=_LOST)
-    try:
+    with _believing("reserved entry"):
         (length,) = struct.unpack_from("<I", whole, len(MAGIC))
         head = len(MAGIC) + 4
         said = read_json(whole[head : head + length])
         parts = whole[head + length : -8]
         version = said["version"]
-    except DAMAGED as error:
-        raise CorruptedError(f"the reserved entry of a packed database is damaged: {error}", hint=_LOST) from None
     if version != _VERSION:
         raise VersionMismatchError(f"packed by a newer pario: version {version} of the reserved entry")
     return said, parts
@@ -388,17 +379,43 @@ def counts_in(entry: bytes) -> np.ndarray | None:
 def _counts(said: dict[str, Any], parts: bytes) -> np.ndarray | None:
     if "counts" not in said:
         return None
-    try:
-        first, length, how, dtype = said["counts"]
-        table, entries, n = _part(parts, [first, length]), int(said["entries"]), int(said["records"])
-        if how != "deflate" or dtype != "<u4" or entries < 0:
-            raise ValueError(f"a table of counts in the form {how} {dtype}")
-        counts = _inflated(table, entries, dtype, "counts")
+    with _believing("reserved entry"):
+        counts, n = _inflated(*_table(said, parts, "counts", "entries"), "counts"), int(said["records"])
         if (counts < 1).any() or (counts > MOST_RECORDS).any() or int(counts.sum()) != n:
-            raise ValueError(f"{int(counts.sum()):,} records in {entries:,} entries, and there are {n:,}")
-        return counts
-    except DAMAGED as error:
-        raise CorruptedError(f"the reserved entry of a packed database is damaged: {error}", hint=_LOST) from None
+            raise ValueError(f"{int(counts.sum()):,} records in {len(counts):,} entries, and there are {n:,}")
+    return counts
+
+
+@contextmanager
+def _believing(what: str, damaged: tuple[type[Exception], ...] = DAMAGED) -> Iterator[None]:
+    """What is wrong with a part that anybody may have written is a CorruptedError. damaged : what says so"""
+    try:
+        yield
+    except damaged as error:
+        raise CorruptedError(f"the {what} of a packed database is damaged: {error}", hint=_LOST) from None
+
+
+def _table(said: dict[str, Any], parts: bytes, name: str, rows: str) -> tuple[bytes, int, str]:
+    """(deflated numbers, how many, dtype) of a table of the reserved entry. Raises ValueError and the like."""
+    first, length, how, dtype = said[name]
+    if how != "deflate" or dtype not in ("<u4", "<u8") or int(said[rows]) < 0:
+        raise ValueError(f"a table of {name} in the form {how} {dtype}")
+    return _part(parts, [first, length]), int(said[rows]), dtype
+
+
+def inflated(part: bytes, most: int) -> bytes:
+    """What a part of the reserved entry inflates to. Raises ValueError if it is damaged, or if that is more than `most`
+    bytes: anybody may have written it, and a few bytes can say that they are terabytes."""
+    stream = zlib.decompressobj()
+    try:
+        found = stream.decompress(part, most + 1)
+    except zlib.error as e:
+        raise ValueError(str(e)) from None
+    if len(found) > most:
+        raise ValueError(f"it inflates to more than {most:,} bytes")
+    if not stream.eof or stream.unused_data:
+        raise ValueError("it ends too early, or bytes follow its end")
+    return found
 
 
 def _part(parts: bytes, where: Sequence[int]) -> bytes:
@@ -417,29 +434,15 @@ def _deflated(sizes: np.ndarray, dtype: str) -> bytes:
 
 def _inflated(table: bytes, n: int, dtype: str, what: str) -> np.ndarray:
     wanted = n * np.dtype(dtype).itemsize
-    stream = zlib.decompressobj()
-    try:
-        data = stream.decompress(table, wanted + 1)
-    except (zlib.error, OverflowError) as error:
-        raise CorruptedError(f"the table of {what} of a packed database is damaged: {error}", hint=_LOST) from None
-    if len(data) != wanted:
-        raise CorruptedError(
-            f"the table of {what} of a packed database is damaged: {len(data):,} bytes instead of {wanted:,}",
-            hint=_LOST,
-        )
+    with _believing(f"table of {what}", (ValueError, OverflowError)):
+        data = inflated(table, wanted)
+        if len(data) != wanted:
+            raise ValueError(f"{len(data):,} bytes instead of {wanted:,}")
     return np.cumsum(np.frombuffer(data, dtype), dtype=dtype).astype(np.int64)
 
 
-def _leb(number: int) -> bytes:
-    out = bytearray()
-    while number > 127:
-        out.append(number & 127 | 128)
-        number >>= 7
-    return bytes([*out, number])
-
-
 def _leb_bytes(numbers: np.ndarray) -> np.ndarray:
-    """i64[n]: bytes of each number as `_leb` writes it."""
+    """i64[n]: bytes of each number as `varint` writes it."""
     bounds = np.int64(1) << np.arange(7, 63, 7, dtype=np.int64)
     return 1 + np.searchsorted(bounds, numbers, side="right")
 

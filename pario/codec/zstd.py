@@ -50,7 +50,7 @@ class Zstd(Codec):
 
     def _use(self, library: Library) -> None:
         """Contexts and digested dictionaries, in the C library. Raises OptionError."""
-        self._library, dictionary = library, self.dictionary
+        self._library = library
         word, size = ctypes.c_void_p, ctypes.c_size_t
         self._decode, self._compress = library.address("ZSTD_decompress_usingDDict"), library.address("ZSTD_compress2")
         self._call = library.function("ZSTD_compress2", size, word, word, size, word, size)
@@ -61,46 +61,42 @@ class Zstd(Codec):
         self._digests: dict[str, int] = {}
         self._decoders = Contexts(self._new_decoder, library.function("ZSTD_freeDCtx", size, word))
         self._encoders = Contexts(self._new_encoder, library.function("ZSTD_freeCCtx", size, word))
-        if dictionary:
-            made = library.function("ZSTD_createDDict", word, ctypes.c_char_p, size)(dictionary, len(dictionary))
-            if not made:
-                raise OptionError(f"the library zstd cannot use this dictionary of {len(dictionary):,} bytes")
-            self._digests["decode"] = made
+        if self.dictionary:
+            self._digests["decode"] = self._digested("ZSTD_createDDict")
 
     def _new_decoder(self) -> int:
-        word = ctypes.c_void_p
-        made: int = self._library.function("ZSTD_createDCtx", word)() or 0
-        if made:
-            turn = self._library.function("ZSTD_DCtx_setParameter", ctypes.c_size_t, word, ctypes.c_int, ctypes.c_int)
-            self._checked(turn(made, _DECODED_FORMAT, _MAGICLESS))
-        return made
+        return self._new("D", ((_DECODED_FORMAT, _MAGICLESS),))
 
     def _new_encoder(self) -> int:
-        word, number = ctypes.c_void_p, ctypes.c_int
-        made: int = self._library.function("ZSTD_createCCtx", word)() or 0
-        if not made:
-            return 0
-        turn = self._library.function("ZSTD_CCtx_setParameter", ctypes.c_size_t, word, number, number)
         wanted = ((_LEVEL, self.level or 0), (_SIZE_FLAG, 0), (_SUM_FLAG, 0), (_ID_FLAG, 0), (_FORMAT, _MAGICLESS))
-        for parameter, value in wanted:
-            self._checked(turn(made, parameter, value))
-        if self.dictionary:
-            digest = self._encoding_digest()
-            self._checked(self._library.function("ZSTD_CCtx_refCDict", ctypes.c_size_t, word, word)(made, digest))
+        made, word = self._new("C", wanted), ctypes.c_void_p
+        if made and self.dictionary:
+            if "encode" not in self._digests:  # made when first needed, since level 19 digests a long time
+                digest = self._digested("ZSTD_createCDict", self.level or 0)
+                if self._digests.setdefault("encode", digest) != digest:  # two threads made one
+                    self._free_encoder(digest)
+            lend = self._library.function("ZSTD_CCtx_refCDict", ctypes.c_size_t, word, word)
+            self._checked(lend(made, self._digests["encode"]))
         return made
 
-    def _encoding_digest(self) -> int:
-        """Of the dictionary, for packing: made when first needed, since level 19 digests a long time."""
-        if "encode" not in self._digests:
-            create = self._library.function(
-                "ZSTD_createCDict", ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int
-            )
-            made = create(self.dictionary, len(self.dictionary), self.level or 0)
-            if not made:
-                raise OptionError(f"the library zstd cannot use this dictionary of {len(self.dictionary):,} bytes")
-            if self._digests.setdefault("encode", made) != made:  # two threads made one
-                self._free_encoder(made)
-        return self._digests["encode"]
+    def _new(self, kind: str, parameters: Sequence[tuple[int, int]]) -> int:
+        """A context, "C" for packing or "D"; 0 if there is no memory."""
+        word, number = ctypes.c_void_p, ctypes.c_int
+        made: int = self._library.function(f"ZSTD_create{kind}Ctx", word)() or 0
+        turn = self._library.function(f"ZSTD_{kind}Ctx_setParameter", ctypes.c_size_t, word, number, number)
+        for parameter, value in parameters if made else ():
+            self._checked(turn(made, parameter, value))
+        return made
+
+    def _digested(self, create: str, *level: int) -> int:
+        """The dictionary as the library keeps it. Raises OptionError."""
+        kinds = ctypes.c_char_p, ctypes.c_size_t, *[ctypes.c_int] * len(level)
+        made: int = self._library.function(create, ctypes.c_void_p, *kinds)(
+            self.dictionary, len(self.dictionary), *level
+        )
+        if not made:
+            raise OptionError(f"the library zstd cannot use this dictionary of {len(self.dictionary):,} bytes")
+        return made
 
     def _checked(self, result: int) -> None:
         if self._is_error(result):

@@ -19,7 +19,7 @@ import numpy as np
 
 from pario.comm.base import together
 from pario.dataset.reader import Reader
-from pario.dataset.select import Wanted, mark_of, picked, runs_with
+from pario.dataset.select import Wanted, gathered, mark_of, picked, runs_with
 from pario.dataset.template import Template
 from pario.decode.base import Decoder
 from pario.decode.fields import Fields, Lookup
@@ -213,8 +213,8 @@ def _first_records(fields: FieldSet, wanted: Wanted, reader: Reader) -> tuple[np
             ids.append(these[good])
             if lead.digits is not None:
                 numbers.append(np.array([one for one in names if one is not None], np.int64))
-    first = _gathered(reader, ids)
-    called = _gathered(reader, numbers)
+    first = gathered(reader, ids)
+    called = gathered(reader, numbers)
     with together(world, "finding the samples by their keys (fields)"):
         if world.rank == 0 and not len(first):
             raise OptionError(
@@ -250,7 +250,7 @@ def _made_records(fields: FieldSet, wanted: Wanted, reader: Reader) -> tuple[np.
                     key=key,
                 )
             found.append(ids)
-    first = _gathered(reader, found)
+    first = gathered(reader, found)
     with together(world, "finding the samples by their keys (fields)"):
         if world.rank == 0:
             order = np.argsort(first, kind="stable")
@@ -319,7 +319,7 @@ def _other_records(
                 for number in np.unique(files).tolist():  # a sample lies in one file; `files` ascends
                     low, high = np.searchsorted(files, [number, number + 1]).tolist()
                     ids.append(_find(keys[low:high], reader.index.files.stretches[number], reader))
-    return [_gathered(reader, ids) for ids in found]
+    return [gathered(reader, ids) for ids in found]
 
 
 def _find(keys: list[bytes], stretch: Stretch, reader: Reader) -> np.ndarray:
@@ -402,13 +402,6 @@ def _measured(extents: np.ndarray, columns: list[np.ndarray], file_order: bool) 
 
 def _parts(rows: np.ndarray) -> list[np.ndarray]:
     return [rows[at : at + _KEYS] for at in range(0, len(rows), _KEYS)]
-
-
-def _gathered(reader: Reader, parts: list[np.ndarray]) -> np.ndarray:
-    """The ranks' numbers one after the other, on rank 0."""
-    mine = np.concatenate([np.empty(0, np.int64), *parts])
-    everyones = reader.world.gather_array(mine)
-    return mine if everyones is None else everyones
 
 
 def _text(key: bytes) -> str:

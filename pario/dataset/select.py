@@ -177,9 +177,7 @@ class Keys(Wanted):
                 ids = np.arange(first, min(first + _KEYS, stop))
                 likes = np.fromiter(map(bool, map(self._likes, index.keys(ids))), bool, len(ids))
                 found.append(selection.runs_of(ids[likes]))
-        mine = np.concatenate([np.empty((0, 2), np.int64), *found])
-        everyones = world.gather_array(mine.reshape(-1))
-        return selection.joined(mine if everyones is None else everyones.reshape(-1, 2))
+        return selection.joined(gathered(reader, [runs.reshape(-1) for runs in found]).reshape(-1, 2))
 
 
 class Prefix(Wanted):
@@ -333,6 +331,13 @@ def choose(wanted: Wanted, reader: Reader, *, file_order: bool) -> Selection | N
     if has_order:
         by_place = world.share_array(by_place)
     return Selection(n, digest, runs=runs if as_runs else None, table=table, by_place=by_place, figures=figures)
+
+
+def gathered(reader: Reader, parts: list[np.ndarray]) -> np.ndarray:
+    """The ranks' numbers one after the other, on rank 0. Collective."""
+    mine = np.concatenate([np.empty(0, np.int64), *parts])
+    everyones = reader.world.gather_array(mine)
+    return mine if everyones is None else everyones
 
 
 def picked(wanted: Wanted, reader: Reader) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -9,11 +10,11 @@ import numpy as np
 
 from pario.decode import image as images
 from pario.decode.base import ArraySpec, Decoder, Draw, Failures, Verbatim, columns, extent, flat, past_caches
-from pario.decode.tensor_protos import encoded
 from pario.errors import DecodeError, OptionError
 from pario.kernels import datum as kernel
 from pario.kernels.convert import MEAN_CHANNEL, MEAN_ONE, MEAN_PIXEL, crop_f32, crop_u8, draw_window, hwc_to_chw
 from pario.records import Records
+from pario.text import varint
 
 _I64 = np.dtype(np.int64)
 _U8 = np.dtype(np.uint8)
@@ -317,15 +318,9 @@ class Datum(Decoder):
 
 def _head(spec: DatumSpec) -> bytes:
     """The bytes before the first pixel, as protobuf's own writers order them: fields by ascending number."""
-    head = b""
-    for field, wire, value in (
-        (1, 0, spec.channels),
-        (2, 0, spec.height),
-        (3, 0, spec.width),
-        (4, 2, spec.channels * spec.height * spec.width),
-    ):
-        head += bytes([field << 3 | wire]) + encoded(value)
-    return head
+    shape = spec.channels, spec.height, spec.width
+    fields = *enumerate(shape, 1), (4, math.prod(shape))
+    return b"".join(bytes([field << 3 | (2 if field == 4 else 0)]) + varint(value) for field, value in fields)
 
 
 def _parse(data: np.ndarray, start: int, nbytes: int) -> _Message:

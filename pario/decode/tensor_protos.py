@@ -18,6 +18,7 @@ from pario.decode.base import Decoder, Draw, Failures, extent
 from pario.decode.rows import BadValue, Column, RowDecoder, RowOptions
 from pario.errors import DecodeError, OptionError
 from pario.records import Records
+from pario.text import varint
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -151,7 +152,7 @@ def _tensor(body: bytes) -> np.ndarray | list[bytes]:
         elif field == 1:
             dims += _varints(value).tolist() if wire == 2 else [value]
         elif field in (3, 4, 5, 9, 10) or (field == 6 and wire == 2):
-            parts.setdefault(field, []).append(encoded(value) if wire == 0 else value)
+            parts.setdefault(field, []).append(varint(value) if wire == 0 else value)
     if kind not in _TYPES:
         raise BadValue(f"a tensor of data_type {kind}, which is unknown")
     name, field, dtype = _TYPES[kind]
@@ -220,17 +221,6 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
         if byte < 128:
             return number & (1 << 64) - 1, at
     raise BadValue(f"no protobuf message: a number that does not end at byte {at} of {len(message)}")
-
-
-def encoded(number: int) -> bytes:
-    """The varint of a number."""
-    number &= (1 << 64) - 1
-    out = bytearray()
-    while number > 127:
-        out.append(number & 127 | 128)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
 
 
 def _varints(data: bytes) -> np.ndarray:

@@ -32,8 +32,6 @@ _SMALL = 64 << 10
 #: The reason where nothing more is known: `Packing.raw_nbytes` found no size that makes sense.
 BAD = "the header of the packed value is damaged"
 
-_NOBODY = np.empty(0, np.int64)
-
 
 class Unpacking:
     """Unpacks records of one file, or of several. Any thread.
@@ -53,15 +51,14 @@ class Unpacking:
 
     def raw_nbytes(self, records: Records) -> np.ndarray:
         """i64[n]: bytes of the values, as their headers say; -1 where a header is damaged."""
-        if len(self.packings) == 1 and self.packings[0] is not None and not self.has_blocks:
-            raw = self.packings[0].raw_nbytes(records)
-        else:
-            raw = np.array(records.nbytes, np.int64)
-            for packing, rows in self._by_file(records.ids):
-                if packing is not None:
-                    raw[rows] = packing.raw_nbytes(_rows(records, rows))
-                    if packing.counts is not None:
-                        self._look_up(packing, records.ids, rows, raw)
+        raw = np.array(records.nbytes, np.int64)
+        for packing, rows in self._by_file(records.ids):
+            if packing is not None:
+                raw[rows] = packing.raw_nbytes(_rows(records, rows))
+                own, ordinals = self._within(packing, _of(records.ids, rows))
+                if ordinals is not None:  # not the bytes of the block, which a damaged header says, but the value's own
+                    sizes = np.where(ordinals < 0, raw[rows], packing.sizes[own])
+                    raw[rows] = np.where(sizes <= raw[rows], sizes, -1)
         # Nobody gets memory for a size that only a damaged header says. (Ratios like these are rare: a look at the
         # table of sizes, which is unpacked for it.)
         odd = raw > TIMES * records.nbytes + _SMALL
@@ -84,14 +81,11 @@ class Unpacking:
             failures = self.unpack(_rows(records, sound), raw[sound], out, np.asarray(starts)[sound])
             bad = [(int(row), BAD) for row in np.flatnonzero(damaged)]
             return sorted(bad + [(int(sound[row]), why) for row, why in failures])
-        if len(self.packings) == 1 and self.packings[0] is not None:
-            return self.packings[0].unpack(records, out, starts, raw, self.packings[0].ordinals(records.ids))
         failures = []
         for packing, rows in self._by_file(records.ids):
             part = _rows(records, rows)
             if packing is not None:
-                ordinals = packing.ordinals(self._own(part.ids)) if packing.counts is not None else None
-                wrong = packing.unpack(part, out, starts[rows], raw[rows], ordinals)
+                wrong = packing.unpack(part, out, _of(starts, rows), _of(raw, rows), self._within(packing, part.ids)[1])
                 failures += [(int(rows[row]), why) for row, why in wrong]
                 continue
             data, at, nbytes, _ = columns(part)
@@ -112,19 +106,13 @@ class Unpacking:
         rows : u8[n * row], which no other thread may use; edges : u8[n, bytes before and behind]; kept : i64[n]
         spare : u8[bytes of the largest such value]
         """
-        codes: np.ndarray | None
         if self.has_blocks:
             return [], list(range(len(records)))
-        if len(self.packings) == 1 and self.packings[0] is not None:
-            codes = self.packings[0].unpack_rows(records, form, _NOBODY, rows, edges, kept, spare)
-        else:
-            codes = np.full(len(records), FORM, np.int64)
-            for packing, mine in self._by_file(records.ids):
-                if packing is not None:
-                    found = packing.unpack_rows(_rows(records, mine), form, mine, rows, edges, kept, spare)
-                    codes[mine] = OK if found is None else found
-        if codes is None:
-            return [], []
+        codes = np.full(len(records), FORM, np.int64)
+        for packing, mine in self._by_file(records.ids):
+            if packing is not None:
+                found = packing.unpack_rows(_rows(records, mine), form, mine, rows, edges, kept, spare)
+                codes[mine] = OK if found is None else found
         again = (codes == FORM) | (codes == LATER)
         wrong = np.flatnonzero((codes != OK) & ~again).tolist()
         return [(row, WRONG[codes[row]]) for row in wrong], np.flatnonzero(again).tolist()
@@ -146,7 +134,7 @@ class Unpacking:
         """
         keys, failures = list(of_entries), []
         for packing, rows in self._by_file(records.ids):
-            ordinals = packing.ordinals(self._own(records.ids[rows])) if packing is not None else None
+            ordinals = None if packing is None else self._within(packing, records.ids[rows])[1]
             if packing is None or ordinals is None:
                 continue
             begin, block, why = -1, list[bytes](), ""
@@ -165,26 +153,17 @@ class Unpacking:
                     failures.append((row, why or WRONG[TABLE]))
         return keys, failures
 
-    def _look_up(self, packing: Packing, ids: np.ndarray, rows: np.ndarray, raw: np.ndarray) -> None:
-        """raw[row] of records in blocks: not their blocks' bytes, which a damaged header says, but their own."""
-        own = self._own(np.asarray(ids)[rows])
-        ordinals = packing.ordinals(own)
-        assert ordinals is not None  # the caller has looked
-        inside = np.flatnonzero(ordinals >= 0)
-        blocks, sizes = raw[rows[inside]], packing.sizes[own[inside]]
-        raw[rows[inside]] = np.where(sizes <= blocks, sizes, -1)
-
-    def _own(self, ids: np.ndarray) -> np.ndarray:
-        """i64[m]: the numbers of records in their files."""
-        return ids - self._starts[self._file_of(ids)]
+    def _within(self, packing: Packing, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """(i64[m], the numbers of these records in their file, and i64[m], `packing.ordinals` of them)."""
+        own = ids - self._starts[self._file_of(ids)] if packing.counts is not None else ids
+        return own, packing.ordinals(own)
 
     def sizes(self, ids: np.ndarray, stored: np.ndarray) -> np.ndarray:
         """i64[m]: bytes of these records' values, by the tables of the reserved entries. stored : packed sizes"""
-        sizes = np.array(stored, np.int64)
-        for number, packing in enumerate(self.packings):
+        sizes, own = np.array(stored, np.int64), ids - self._starts[self._file_of(ids)]
+        for packing, mine in self._by_file(ids):
             if packing is not None:
-                mine = np.flatnonzero(self._file_of(ids) == number)
-                sizes[mine] = packing.sizes[ids[mine] - self._starts[number]]
+                sizes[mine] = packing.sizes[own[mine]]
         return sizes
 
     def _file_of(self, ids: np.ndarray) -> np.ndarray:
@@ -192,6 +171,8 @@ class Unpacking:
 
     def _by_file(self, ids: np.ndarray) -> list[tuple[Packing | None, np.ndarray]]:
         """(packing, rows) of the files in which these records lie; those that are not packed together."""
+        if len(self.packings) == 1:
+            return [(self.packings[0], np.arange(len(ids)))]
         numbers = self._file_of(ids)
         packed = [number for number in np.unique(numbers).tolist() if self.packings[number] is not None]
         found: list[tuple[Packing | None, np.ndarray]] = [
@@ -212,3 +193,7 @@ def _rows(records: Records, rows: np.ndarray) -> Records:
     if len(rows) == len(records):
         return records
     return Records(records.ids[rows], records.data, records.starts[rows], records.nbytes[rows])
+
+
+def _of(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    return values if len(rows) == len(values) else values[rows]

@@ -79,7 +79,7 @@ class Database:
         self.name = name
         self.number = 0  # the tree's, of its folder
         self._entries = Keys(self._read_page, snapshot, db, fetcher.path)
-        order = self._entries.tree.order
+        order = self._entries.order
         self.flat = order is not bytes
         self.integers = bool(db.md_flags & MDB_INTEGERKEY) and isinstance(order(b""), int)
         self.byteorder: Literal["little", "big"] = "big" if snapshot.byteorder == "big" else "little"
@@ -93,7 +93,7 @@ class Database:
         """Of the records, which may lie in blocks."""
         if self.packed is None or self.packed.packing.counts is None:
             return self._entries
-        db = self._entries.tree.db
+        db = self._entries.db
         return Keys(self._read_page, self._snapshot, db, self._fetcher.path, partial(_unblock, self))
 
     @cached_property
@@ -103,8 +103,8 @@ class Database:
         if not path:
             return None
         leaf, i = path[-1]
-        key, node = leaf.key(i), leaf.page.node(i)
-        if node.flags & ~F_BIGDATA or not looks_reserved(key, self._entries.tree.flags):
+        key, node = leaf.key(i), leaf.node(i)
+        if node.flags & ~F_BIGDATA or not looks_reserved(key, self._entries.flags):
             return None
         entry = bytearray(node.nbytes)
         self._read(node, memoryview(entry))
@@ -240,9 +240,7 @@ class Database:
     def below(self, leaf: Leaf, i: int) -> Database:
         """The named database whose record is item i of a leaf page of the main one."""
         name = clean_name(leaf.key(i), self._snapshot)
-        node = leaf.node(i)
-        assert not isinstance(node, Inside)  # which has no such flags
-        return Database(self._fetcher, self._snapshot, node.db(), name, self._copy)
+        return Database(self._fetcher, self._snapshot, leaf.node(i).db(), name, self._copy)
 
     def named(self, name: bytes) -> tuple[Leaf, int] | None:
         """Where the record of a named database lies, if there is one."""

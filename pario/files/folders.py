@@ -22,13 +22,13 @@ def parts_of(db: Database, prefix: bytes, start: bytes = b"") -> Iterator[tuple[
     """(leaf, item, is a folder, component) of what lies in a folder, from the component `start` on; of a folder
     the item is its first record."""
     keys, skip = db.keys, len(prefix)
-    path = keys.seek(keys.tree.order(prefix + start)) if prefix + start else keys.first()
+    path = keys.path_to(keys.order(prefix + start)) if prefix + start else keys.first()
     hidden = db.packed.key if db.packed is not None else None
     before: bytes | None = None
     while path:
         leaf, i = path[-1]
         if before is not None:
-            check_ascending(keys.tree.order, before, leaf.key(i), leaf.page)
+            check_ascending(keys.order, before, leaf.key(i), leaf)
         for item in range(i, len(leaf.keys)):
             key = leaf.key(item)
             if not key.startswith(prefix):
@@ -38,12 +38,12 @@ def parts_of(db: Database, prefix: bytes, start: bytes = b"") -> Iterator[tuple[
             if flags == F_SUBDATA:
                 key = db.clean(key)
             elif flags & ~F_BIGDATA:
-                raise leaf.page.fault(f"item {item} has several values in a database without duplicates")
+                raise leaf.fault(f"item {item} has several values in a database without duplicates")
             slash = -1 if db.flat else key.find(b"/", skip)
             if slash >= 0:
                 yield leaf, item, True, key[skip:slash]
                 before = key[:slash] + b"/"
-                path = keys.seek(key[:slash] + _AFTER_SLASH)
+                path = keys.path_to(key[:slash] + _AFTER_SLASH)
                 break
             if key != hidden:
                 yield leaf, item, False, key[skip:]
@@ -54,7 +54,7 @@ def parts_of(db: Database, prefix: bytes, start: bytes = b"") -> Iterator[tuple[
 def is_taken(db: Database, key: bytes) -> bool:
     """Whether anything would have the name of this key: with an extension, no other record must get it."""
     if db.flat:
-        return not db.integers and db.keys.find(db.keys.tree.order(key)) is not None
+        return not db.integers and db.keys.find(db.keys.order(key)) is not None
     return db.keys.find(key) is not None or _is_above(db, key)
 
 
@@ -71,7 +71,7 @@ def _is_above(db: Database, key: bytes) -> bool:
 
 
 def has_prefix(db: Database, prefix: bytes) -> bool:
-    path = db.keys.seek(prefix)
+    path = db.keys.path_to(prefix)
     return bool(path) and path[-1][0].keys[path[-1][1]].startswith(prefix)
 
 
@@ -90,7 +90,7 @@ class Namer:
     def component(self, db: Database, prefix: bytes, name: str, mark: str = "") -> bytes | None:
         """The part of a key that has this name with this mark; its records need not exist."""
         if db.integers:
-            width = len(db.keys.first()[-1][0].key(0)) if db.keys.tree.db.md_entries else 0
+            width = len(db.keys.first()[-1][0].key(0)) if db.keys.db.md_entries else 0
             try:
                 number = int(name) if len(name) <= 20 else -1
                 key = number.to_bytes(width, db.byteorder)

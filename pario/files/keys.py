@@ -24,27 +24,22 @@ _LEAVES = 1024
 _BRANCHES = 16384
 
 
-class Leaf:
+class Leaf(Page):
     """A page and its keys.
 
     keys : in the form that the database orders by (`Tree.order`); of a branch page the first one means nothing
-    children : page numbers; none of a leaf page
+    below : page numbers of the children; none of a leaf page
     """
 
-    __slots__ = ("children", "keys", "page")
+    __slots__ = ("below", "keys")
 
-    def __init__(self, page: Page, tree: Tree) -> None:
-        self.page = page
-        first = int(page.kind == "branch")
-        keys = _ordered([page.key(i) for i in range(first, page.n)], tree, page)
+    def __init__(self, tree: Tree, pgno: int, level: int) -> None:
+        super().__init__(tree.read_page(pgno), pgno, tree.snapshot)
+        tree.check_page(self, level)
+        first = int(self.kind == "branch")
+        keys = _ordered([Page.key(self, i) for i in range(first, self.n)], tree, self)
         self.keys = [None, *keys] if first else keys
-        self.children: list[int] = page.children().tolist() if first else []
-
-    def key(self, i: int) -> bytes:
-        return self.page.key(i)
-
-    def node(self, i: int) -> Node | Inside:
-        return self.page.node(i)
+        self.below: list[int] = self.children().tolist() if first else []
 
 
 def _ordered(raw: list[bytes], tree: Tree, page: Page) -> list[Any]:
@@ -59,7 +54,6 @@ def _ordered(raw: list[bytes], tree: Tree, page: Page) -> list[Any]:
 class Inside(NamedTuple):
     """A record of a block (codec/packing.py), in place of the node of an entry."""
 
-    page: Page
     key: bytes
     value: bytes
     flags: int = 0
@@ -74,22 +68,19 @@ class Spread(Leaf):
 
     __slots__ = ("_nodes",)
 
-    def __init__(self, leaf: Leaf, tree: Tree, unblock: Unblock) -> None:
-        self.page, self.children = leaf.page, []
-        self._nodes: list[Node | Inside] = []
-        for i in range(leaf.page.n):
-            node = leaf.page.node(i)
+    def __init__(self, tree: Tree, pgno: int, level: int, unblock: Unblock) -> None:
+        super().__init__(tree, pgno, level)
+        nodes: list[Node | Inside] = []
+        for node in map(super().node, range(self.n)):
             block = unblock(node)
-            if block is None:
-                self._nodes.append(node)
-            else:
-                self._nodes += [Inside(leaf.page, key, value) for key, value in zip(*block, strict=True)]
-        self.keys = _ordered([node.key for node in self._nodes], tree, leaf.page)
+            nodes += [node] if block is None else map(Inside, *block)
+        self._nodes, self.n = nodes, len(nodes)
+        self.keys = _ordered([node.key for node in nodes], tree, self)
 
     def key(self, i: int) -> bytes:
         return self._nodes[i].key
 
-    def node(self, i: int) -> Node | Inside:
+    def node(self, i: int) -> Node | Inside:  # type: ignore[override]
         return self._nodes[i]
 
 
@@ -97,35 +88,39 @@ class Spread(Leaf):
 Path = list[tuple[Leaf, int]]
 
 
-class Keys:
+class Keys(Tree):
     """The keys of one database. path : of the data file, for messages; unblock : it has blocks"""
+
+    first: Callable[[], Path]  # type: ignore[assignment]  # their pages come from `page` below
+    last: Callable[[], Path]  # type: ignore[assignment]
+    next: Callable[[Path], Path]  # type: ignore[assignment]
 
     def __init__(
         self, read_page: ReadPage, snapshot: Snapshot, db: Db, path: str, unblock: Unblock | None = None
     ) -> None:
+        super().__init__(read_page, snapshot, db)
         self._path = path
         self._unblock = unblock
-        self.tree = Tree(read_page, snapshot, db)
         self._lock = threading.Lock()
         self._leaves: dict[int, Leaf] = {}
         self._branches: dict[int, Leaf] = {}
 
     def at(self, pgno: int) -> Leaf:
         """A leaf page of this tree."""
-        return self._leaves.get(pgno) or self._load(pgno, self.tree.db.md_depth)
+        return self._leaves.get(pgno) or self.page(pgno, self.db.md_depth)
 
-    def seek(self, wanted: bytes | int) -> Path:
+    def path_to(self, wanted: bytes | int) -> Path:
         """The path to the first item with a key not less than `wanted` (as `Tree.order` makes it); [] past the end."""
         path: Path = []
-        pgno, depth = self.tree.db.md_root, self.tree.db.md_depth
+        pgno = self.db.md_root
         if pgno < 0:
             return path
-        for level in range(1, depth):
-            branch = self._branches.get(pgno) or self._load(pgno, level)
+        for level in range(1, self.db.md_depth):
+            branch = self._branches.get(pgno) or self.page(pgno, level)
             i = bisect_right(branch.keys, wanted, 1) - 1
             path.append((branch, i))
-            pgno = branch.children[i]
-        leaf = self._leaves.get(pgno) or self._load(pgno, depth)
+            pgno = branch.below[i]
+        leaf = self.at(pgno)
         i = bisect_left(leaf.keys, wanted)
         if i < len(leaf.keys):
             path.append((leaf, i))
@@ -137,45 +132,17 @@ class Keys:
 
     def find(self, wanted: bytes | int) -> tuple[Leaf, int] | None:
         """The item with this key, in the form of `Tree.order`, if there is one."""
-        path = self.seek(wanted)
+        path = self.path_to(wanted)
         return path[-1] if path and path[-1][0].keys[path[-1][1]] == wanted else None
 
-    def first(self) -> Path:
-        return self._down([], self.tree.db.md_root, last=False) if self.tree.db.md_root >= 0 else []
-
-    def last(self) -> Path:
-        return self._down([], self.tree.db.md_root, last=True) if self.tree.db.md_root >= 0 else []
-
-    def next(self, path: Path) -> Path:
-        """The path to the item that follows; [] after the last."""
-        leaf, i = path[-1]
-        if i + 1 < len(leaf.keys):
-            return [*path[:-1], (leaf, i + 1)]
-        for level in range(len(path) - 2, -1, -1):
-            branch, i = path[level]
-            if i + 1 < len(branch.children):
-                return self._down([*path[:level], (branch, i + 1)], branch.children[i + 1], last=False)
-        return []
-
-    def _down(self, path: Path, pgno: int, *, last: bool) -> Path:
-        depth = self.tree.db.md_depth
-        while True:
-            level = len(path) + 1
-            page = self._load(pgno, level)
-            i = len(page.keys) - 1 if last else 0
-            path.append((page, i))
-            if level >= depth:
-                return path
-            pgno = page.children[i]
-
-    def _load(self, pgno: int, level: int) -> Leaf:
-        kept, most = (self._leaves, _LEAVES) if level >= self.tree.db.md_depth else (self._branches, _BRANCHES)
+    def page(self, pgno: int, level: int) -> Leaf:
+        is_leaf = level >= self.db.md_depth
+        kept, most = (self._leaves, _LEAVES) if is_leaf else (self._branches, _BRANCHES)
         found = kept.get(pgno)
         if found is None:
             try:
-                found = Leaf(self.tree.page(pgno, level), self.tree)
-                if self._unblock is not None and not found.children:
-                    found = Spread(found, self.tree, self._unblock)
+                blocks = self._unblock if is_leaf else None
+                found = Leaf(self, pgno, level) if blocks is None else Spread(self, pgno, level, blocks)
             except ParioError as e:
                 raise e.at(path=self._path) from None
             with self._lock:

@@ -205,7 +205,7 @@ class Tree:
         key = db.listed.key(db.listed.firsts.get(i, i))
         found = db.keys.find(key)
         if found and not found[0].node(found[1]).flags & ~F_BIGDATA:
-            return _File(db, found[0].page.pgno, found[1])
+            return _File(db, found[0].pgno, found[1])
         raise CorruptedError("the names of the folder do not fit the keys", path=db.path, key=key)
 
     # -- paths to keys -------------------------------------------------------------------------------------------------
@@ -387,7 +387,7 @@ def _record(namer: Namer, db: Database, prefix: bytes, name: str) -> Node | None
         if part is None:
             continue
         key = prefix + part
-        found = db.keys.find(db.keys.tree.order(key))
+        found = db.keys.find(db.keys.order(key))
         if found is None or found[0].node(found[1]).flags & ~F_BIGDATA or db.is_hidden(key):
             continue
         if namer.record_name(db, prefix, part, *found) == name:
@@ -416,7 +416,7 @@ def _key_of(node: Node) -> bytes:
 
 def _record_node(db: Database, leaf: Leaf, i: int) -> Node:
     number = _number(leaf.key(i) + b"/.", db.number)
-    return Node(FILE, number, db.size(leaf.node(i)), db.mtime_ns, _File(db, leaf.page.pgno, i))
+    return Node(FILE, number, db.size(leaf.node(i)), db.mtime_ns, _File(db, leaf.pgno, i))
 
 
 def _number(key: bytes, seed: int) -> int:

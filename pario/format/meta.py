@@ -8,6 +8,7 @@ them.
 from __future__ import annotations
 
 import shlex
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from pario.errors import CorruptedError, EncryptedError, InvalidError, VersionMismatchError
@@ -155,7 +156,9 @@ def page_size(head: bytes, layout: Layout) -> int:
     if len(head) < at + 4:
         raise InvalidError(f"the file ends inside its first meta page, after {len(head)} bytes", page=0)
     size = int(layout.unpack_u32(head, at)[0])
-    _check_page_size(size, layout, page=0)
+    largest = MAX_PAGE_SIZE_V1 if layout.version == 1 else MAX_PAGE_SIZE
+    if not MIN_PAGE_SIZE <= size <= largest or size & (size - 1):
+        raise InvalidError(f"the page size must be a power of two in {MIN_PAGE_SIZE}..{largest}, got {size}", page=0)
     return size
 
 
@@ -254,7 +257,9 @@ def explain(head: bytes, file_bytes: int, path: str = "SRC") -> InvalidError:
         return InvalidError("this is an LMDB lock file", hint="The data is in data.mdb beside it")
     size = MIN_PAGE_SIZE
     while size <= MAX_PAGE_SIZE:
-        layout = _sniff_quietly(head[size : size + SNIFF_BYTES])
+        layout = None
+        with suppress(InvalidError):
+            layout = sniff(head[size : size + SNIFF_BYTES])
         if layout is not None:
             txnid = _number(head, size + layout.header, layout, "mm_txnid")
             return InvalidError(
@@ -325,12 +330,6 @@ def _meta(pages: bytes, number: int, size: int, layout: Layout, file_bytes: int)
     )
 
 
-def _check_page_size(size: int, layout: Layout, page: int) -> None:
-    largest = MAX_PAGE_SIZE_V1 if layout.version == 1 else MAX_PAGE_SIZE
-    if not MIN_PAGE_SIZE <= size <= largest or size & (size - 1):
-        raise InvalidError(f"the page size must be a power of two in {MIN_PAGE_SIZE}..{largest}, got {size}", page=page)
-
-
 def _check_root(db: Db, snapshot: Snapshot, what: str, page: int) -> None:
     if db.md_root >= 0 and not NUM_METAS <= db.md_root <= snapshot.last_pgno:
         raise CorruptedError(
@@ -338,13 +337,6 @@ def _check_root(db: Db, snapshot: Snapshot, what: str, page: int) -> None:
         )
     if db.md_depth > MAX_DEPTH:
         raise CorruptedError(f"{what} is {db.md_depth} levels deep; LMDB's limit is {MAX_DEPTH}", page=page)
-
-
-def _sniff_quietly(head: bytes) -> Layout | None:
-    try:
-        return sniff(head)
-    except InvalidError:
-        return None
 
 
 def _offset(layout: Layout, name: str) -> int:

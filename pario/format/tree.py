@@ -6,6 +6,7 @@ item is a list of (page, index) pairs; it is cheap to copy and never outlives it
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -146,13 +147,7 @@ class Tree:
             i = branch_slot(page, wanted, self.order)
             path.append((page, i))
             pgno = page.child(i)
-        low, high = 0, page.n
-        while low < high:
-            middle = (low + high) // 2
-            if self.order(page.key(middle)) < wanted:  # type: ignore[operator]
-                low = middle + 1
-            else:
-                high = middle
+        low = bisect_left(range(page.n), wanted, key=lambda i: self.order(page.key(i)))
         if low == page.n:
             return self._turn([*path, (page, page.n - 1)]), False
         path.append((page, low))
@@ -214,14 +209,7 @@ class Tree:
 def branch_slot(page: Page, wanted: bytes | int, order: Order) -> int:
     """The child of a branch page below which a key stands, or would stand; wanted : the key, as `order` makes it."""
     # The key of slot 0 is not set: slot 0 covers everything below the key of slot 1.
-    low, high = 1, page.n
-    while low < high:
-        middle = (low + high) // 2
-        if order(page.key(middle)) <= wanted:  # type: ignore[operator]
-            low = middle + 1
-        else:
-            high = middle
-    return low - 1
+    return bisect_right(range(page.n), wanted, lo=1, key=lambda i: order(page.key(i))) - 1
 
 
 def database_names(main: Tree) -> Iterator[bytes]:

@@ -348,7 +348,7 @@ def unpack_rows(hows, data, data_bytes, starts, nbytes, form, which, rows, edges
     kept[which[i]]. Values whose size is not one of such a value get the code FORM.
 
     form : i64[3], (head, row, tail): at most `tail` bytes stand behind a row
-    which : i64[n], or none: value i's is row i
+    which : i64[n]
     rows : u8[k * row]; edges : u8[k, head + tail]; kept : i64[k]; spare : u8[head + row + tail]
 
     A value is decoded where its row lies, over bytes of the neighbouring rows, which are put back at once: no other
@@ -364,7 +364,7 @@ def unpack_rows(hows, data, data_bytes, starts, nbytes, form, which, rows, edges
     if edges.shape[1] < head + tail or len(spare) < head + row + tail:
         limit = 0
     for i in range(len(starts)):
-        mine = which[i] if len(which) else np.int64(i)
+        mine = which[i]
         code, size, lead = _checked_header(hows, data, data_bytes, starts[i], nbytes[i], -1)
         rest = size - head - row
         if code == OK and not 0 <= rest <= tail:

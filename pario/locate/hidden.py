@@ -13,7 +13,7 @@ import numpy as np
 from pario.errors import CorruptedError, EmptyError, FileError
 from pario.fetch.pool import ReadPool
 from pario.format.layout import MDB_DUPSORT, MDB_INTEGERKEY, MDB_REVERSEKEY
-from pario.locate.index import EntryKeys, KeyTable, Places
+from pario.locate.index import KeyTable, Places
 from pario.locate.sidecar import Saved
 
 #: Bytes that show whether a value is an entry.
@@ -113,9 +113,17 @@ def _spread(saved: Saved, counts: np.ndarray) -> None:
 def keys_of_entries(
     entry: bytes | None, path: str, keys: KeyTable | Callable[[], KeyTable]
 ) -> KeyTable | Callable[[], KeyTable]:
-    """The table in which a record has the key of its entry. keys : of entries"""
+    """The table in which a record has the key of its entry. keys : of entries, or what opens them"""
     counts = counts_of(entry, path)
-    return keys if counts is None else EntryKeys(keys, np.cumsum(counts) - counts)
+    if counts is None:
+        return keys
+
+    def opened() -> KeyTable:
+        table = keys() if callable(keys) else keys
+        table.first = np.cumsum(counts) - counts
+        return table
+
+    return opened
 
 
 def without_last(places: Places) -> Places:

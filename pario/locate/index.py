@@ -28,7 +28,8 @@ class KeyTable:
 
     data : u8[...], all keys one after the other; a key with several values once
     width : bytes of every key, or -1; starts : i64[k + 1] if they differ
-    first : i64[k], the first record of each key; None where every key has one record
+    first : i64[k], the first record of each key: of one with several values, or of a block of records (hidden.py); None
+        where every key has one record
     files : to close with it
     """
 
@@ -75,26 +76,6 @@ class KeyTable:
         """Record id -> key of the first and the last two of n records: the last one may be hidden (hidden.py)."""
         ids = sorted({0, max(n - 2, 0), n - 1})
         return dict(zip(ids, self.get(np.array(ids)), strict=True))
-
-
-class EntryKeys(KeyTable):
-    """The keys of the entries in which records lie. One thread at a time.
-
-    keys : of entries, or what opens them; firsts : i64[entries], the first record of each
-    """
-
-    def __init__(self, keys: KeyTable | Callable[[], KeyTable], firsts: np.ndarray) -> None:
-        self._keys = keys
-        self._firsts = firsts
-
-    def get(self, ids: np.ndarray) -> list[bytes]:
-        if callable(self._keys):
-            self._keys = self._keys()
-        return self._keys.get(np.searchsorted(self._firsts, ids, side="right") - 1)
-
-    def close(self) -> None:
-        if isinstance(self._keys, KeyTable):
-            self._keys.close()
 
 
 class RecordIndex(Index):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -157,15 +157,7 @@ class ReaderItems(Items):
 
     def read(self, ids: np.ndarray) -> Records:
         stored = self._reader.read_stored(ids)
-        if self.packing is None:
-            return stored
-        sizes = self.sizes[ids]
-        starts = np.cumsum(sizes) - sizes
-        out = np.empty(int(sizes.sum()), np.uint8)
-        for row, reason in self.packing.unpack(stored, out, starts, sizes, self.packing.ordinals(ids)):
-            record = int(ids[row])
-            raise _damaged(reason, self._reader.path, record, key_of(self._reader.index, record))
-        return Records(ids, out, starts, sizes)
+        return _unpacked(self, self.packing, stored, self._reader.path, lambda i: key_of(self._reader.index, i))
 
     def close(self) -> None:
         self._reader.abandon()
@@ -220,19 +212,24 @@ class TreeItems(Items):
         values = [self._value(record) for record in ids.tolist()]
         with self._lock:
             check_snapshot(self._fetcher, self._snapshot)
-        if self.packing is not None:
-            values = [self._unpacked(record, value) for record, value in zip(ids.tolist(), values, strict=True)]
-        return Records.of(ids, values)
-
-    def _unpacked(self, record: int, value: bytes) -> bytes:
-        assert self.packing is not None  # else nobody asks
-        try:
-            return self.packing.unpack_one(value)
-        except DecodeError as e:
-            raise _damaged(e.what, self._fetcher.path, record, self._keys[record]) from None
+        return _unpacked(self, self.packing, Records.of(ids, values), self._fetcher.path, self._keys.__getitem__)
 
     def close(self) -> None:
         self._fetcher.close()
+
+
+def _unpacked(
+    items: Items, packing: Packing | None, stored: Records, path: str, key: Callable[[int], bytes | None]
+) -> Records:
+    """The values of these records. key : key(record), for the error"""
+    if packing is None:
+        return stored
+    sizes = items.sizes[stored.ids]
+    starts, out = np.cumsum(sizes) - sizes, np.empty(int(sizes.sum()), np.uint8)
+    for row, reason in packing.unpack(stored, out, starts, sizes, packing.ordinals(stored.ids)):
+        record = int(stored.ids[row])
+        raise _damaged(reason, path, record, key(record))
+    return Records(stored.ids, out, starts, sizes)
 
 
 def _damaged(reason: str, path: str, record: int | None, key: bytes | None) -> CorruptedError:

@@ -45,7 +45,7 @@ _SMALL = 64 << 10
 _CHOICE_BYTES, _BATCH, _STORE = 16 << 20, 256, 200e6
 #: It must save this share of what is stored without it, since decoding looks it up.
 _PAYS = 0.03
-#: Blocks of `auto`, in bytes of values; it looks for some if records have at most this size on average, takes the
+#: Blocks of `auto`, in bytes of values; it looks for some if records have at most so many on average, takes the
 #: smallest whose pages are at most this share more than the fewest, and some only if they save this share. (JSON of
 #: 0.2 KB: between 2 and 8 KiB it is the waste at the ends of pages that differs, up to a tenth.)
 _BLOCKS, _SMALL_MEAN, _NEARLY, _BLOCK_PAYS = (2048, 3072, 4096, 6144, 8192), 1024, 0.03, 0.15
@@ -114,8 +114,8 @@ def pack(world: AnyWorld, paths: Sequence[str], dst: str, options: PackOptions, 
     """
     source, target = None, Target(dst, force=options.force)
     with together(world, "looking at the sources"):
-        size = dictionary_bytes(options.dictionary)
-        block = block_bytes(options.block)
+        size = _bytes_of(options.dictionary, 64 << 20, "dictionary is auto, no, or 256 bytes to 64 MiB such as 32k")
+        block = _bytes_of(options.block, 64 << 10, "block is auto, no, or 256 bytes to 64 KiB such as 4k")
         if options.codec != "auto":
             parse(options.codec)
             if options.aim != "capacity":
@@ -328,17 +328,8 @@ def _key_for(items: Items, names: Sequence[bytes], longest: int) -> bytes:
 # -- how the values are packed: the codec, and a dictionary and blocks if they pay -------------------------------------
 
 
-def dictionary_bytes(text: str) -> int | None:
-    """What the option means: None for "auto", 0 for "no", else bytes: 32768, 32k, 1M. Raises OptionError."""
-    return _bytes_of(text, 64 << 20, "dictionary is auto, no, or a size of 256 bytes to 64 MiB such as 32k")
-
-
-def block_bytes(text: str) -> int | None:
-    """The same, of blocks."""
-    return _bytes_of(text, 64 << 10, "block is auto, no, or a size of 256 bytes to 64 KiB such as 4k")
-
-
 def _bytes_of(text: str, most: int, expected: str) -> int | None:
+    """What an option means: None for "auto", 0 for "no", else bytes: 32768, 32k, 1M. Raises OptionError."""
     if text in ("auto", "no"):
         return None if text == "auto" else 0
     number, unit = text.lower().removesuffix("ib").removesuffix("b"), 1

@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 from pario.errors import FileError, OptionError
+from pario.machine import sync_path
 from pario.text import read_json
 
 _STATE = "state.json"
@@ -132,7 +133,7 @@ class Partial:
         for name in sorted(names, key=lambda name: name != _STATE):
             self._delete(name)
             if name == _STATE:
-                _sync(self.path)
+                sync_path(self.path)
 
     def _delete(self, name: str) -> None:
         path = os.path.join(self.path, name)
@@ -156,7 +157,7 @@ class Partial:
                 file.flush()
                 os.fsync(file.fileno())
             os.rename(path + ".new", path)
-            _sync(self.path)
+            sync_path(self.path)
         except OSError as e:
             raise refused(e, path) from e
 
@@ -171,14 +172,14 @@ class Partial:
         Raises FileError if `final` exists, unless it is to be replaced."""
         made = os.path.join(self.path, name)
         try:
-            _sync(made)
+            sync_path(made)
             os.makedirs(os.path.dirname(final), exist_ok=True)
             if replace or os.path.isdir(made):
                 os.rename(made, final)
             else:
                 _name_it(made, final)
-            _sync(os.path.dirname(final))
-            _sync(os.path.dirname(os.path.dirname(final)))
+            sync_path(os.path.dirname(final))
+            sync_path(os.path.dirname(os.path.dirname(final)))
         except FileExistsError:
             raise FileError("it exists by now", path=final, hint="The new one is complete: use --force.") from None
         except OSError as e:
@@ -249,17 +250,6 @@ def _name_it(made: str, final: str) -> None:
         if os.path.lexists(final):
             raise FileExistsError(final) from None
         os.rename(made, final)
-
-
-def _sync(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    except OSError as e:
-        if e.errno not in (errno.EINVAL, errno.EBADF):  # no fsync of folders there
-            raise
-    finally:
-        os.close(fd)
 
 
 def _difference(before: dict[str, Any], wanted: dict[str, Any]) -> str:

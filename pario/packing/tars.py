@@ -17,11 +17,11 @@ import os
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import IO, Any, NamedTuple
 
 import numpy as np
 
+from pario.codec.library import find_package
 from pario.codec.listing import tar_ranges
 from pario.errors import CorruptedError, FileError, InvalidError, OptionError, how_to_install
 from pario.fetch.file import FileFetcher
@@ -34,24 +34,19 @@ from pario.records import Records
 _PIECE, _ZSTD_PIECE = 4 << 20, 16 << 10
 
 
-@contextmanager
-def _needing(name: str, path: str) -> Iterator[None]:
-    try:
-        yield
-    except ImportError as e:
-        raise OptionError(f"a tar of this kind needs {name}", path=path, hint=how_to_install("codecs")) from e
+def _package(name: str, path: str) -> Any:
+    found = find_package(name)
+    if found is None:
+        raise OptionError(f"a tar of this kind needs {name}", path=path, hint=how_to_install("codecs"))
+    return found
 
 
 def _zstd(path: str, mode: str) -> Any:
-    with _needing("zstandard", path):
-        import zstandard
-    return zstandard.open(path, mode)
+    return _package("zstandard", path).open(path, mode)
 
 
 def _lz4(path: str, mode: str) -> Any:
-    with _needing("lz4", path):
-        import lz4.frame
-    return lz4.frame.open(path, mode)
+    return _package("lz4", path).open(path, mode)
 
 
 _OPENERS: dict[bytes, Callable[..., Any]] = {
@@ -115,8 +110,7 @@ def _pieces(path: str) -> Iterator[bytes]:
 
 def _frames(path: str) -> Iterator[bytes]:
     """What zstd's frames inflate to. Its own reader does not say that the last one is not whole."""
-    with _needing("zstandard", path):
-        import zstandard
+    zstandard = _package("zstandard", path)
     tool = zstandard.ZstdDecompressor(max_window_size=1 << 31)
     frame = tool.decompressobj()
     try:

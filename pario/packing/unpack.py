@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pario.codec.listing import inflated
-from pario.codec.packing import Packing
+from pario.codec.packing import Packing, inflated
 from pario.comm.base import AnyWorld, on_root, together
 from pario.errors import CorruptedError, OptionError, ParioError
 from pario.machine import closing_fd

@@ -214,7 +214,7 @@ def test_two_nodes_outlive_that_of_their_store(tmp_path: Path, volatile: Latency
 
 
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("call", ["sync_folder", "Writer.sync"])
+@pytest.mark.parametrize("call", ["sync_path", "Writer.sync"])
 def test_it_would_not_without_its_syncs(volatile: LatencyStore, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     owner, _, name = call.rpartition(".")
     monkeypatch.setattr(getattr(store, owner) if owner else store, name, lambda *_: None)
