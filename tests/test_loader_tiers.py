@@ -463,14 +463,13 @@ def test_too_little_memory_for_an_automatic_tier(
 
 def test_nothing_is_left(path: str) -> None:
     def memories() -> int:
-        """Bytes in memory tiers, in files or in memory that a fork wipes; garbage may still refer to either."""
+        """Bytes in memory tiers, in files or in large pages that a fork wipes; garbage may still refer to either."""
         with open("/proc/self/smaps") as file:
             areas = file.read().split("VmFlags:")
         total = 0
         for area, flags in itertools.pairwise(areas):
-            size, resident = (int(re.findall(rf"^{what}: +(\d+)", area, re.M)[0]) for what in ("Size", "Rss"))
-            if " wf" in flags.partition("\n")[0] and size > 4:  # the states are one page
-                total += 1024 * resident
+            if {"wf", "hg"} <= set(flags.partition("\n")[0].split()):
+                total += 1024 * int(re.findall(r"^Rss: +(\d+)", area, re.M)[0])
         for name in os.listdir("/proc/self/fd"):
             with contextlib.suppress(OSError):
                 if "memfd:pario-data" in os.readlink(f"/proc/self/fd/{name}"):

@@ -45,7 +45,7 @@ _SMALL = 64 << 10
 _CHOICE_BYTES, _BATCH, _STORE = 16 << 20, 256, 200e6
 #: It must save this share of what is stored without it, since decoding looks it up.
 _PAYS = 0.03
-#: Blocks of `auto`, in bytes of values; it looks for some if records have at most so many on average, takes the
+#: Blocks of `auto`, in bytes of values; it looks for some if records have at most this size on average, takes the
 #: smallest whose pages are at most this share more than the fewest, and some only if they save this share. (JSON of
 #: 0.2 KB: between 2 and 8 KiB it is the waste at the ends of pages that differs, up to a tenth.)
 _BLOCKS, _SMALL_MEAN, _NEARLY, _BLOCK_PAYS = (2048, 3072, 4096, 6144, 8192), 1024, 0.03, 0.15
