@@ -8,6 +8,7 @@ import tempfile
 import time
 from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
+from statistics import median
 from typing import Literal
 
 import numpy as np
@@ -140,15 +141,16 @@ class _Trials:
         return {name: self._rate(path, shuffle) for name, shuffle in ORDERS.items()}
 
     def _rate(self, path: str, shuffle: Literal[False, "block", "global"]) -> float:
-        """Of the fastest epoch but the first, in which kernels are loaded and memory fills."""
-        rates, options = list[float](), Options(decode_threads=self._threads)
+        """Of the epochs after the first, in which kernels are loaded, that read nothing: memory was full."""
+        rates, options = list[tuple[int, float]](), Options(decode_threads=self._threads)
         end = time.perf_counter() + self._seconds
         with Loader(path, self._batch, comm="self", shuffle=shuffle, drop_last=True, options=options) as loader:
             while time.perf_counter() < end or len(rates) < 2:
-                begin = time.perf_counter()
-                done = sum(len(records.ids) for records in loader)
-                rates.append(done / (time.perf_counter() - begin))
-        return max(rates[1:])
+                before, begin = loader.stats()["store_reads"], time.perf_counter()
+                rate = sum(len(records.ids) for records in loader) / (time.perf_counter() - begin)
+                rates.append((loader.stats()["store_reads"] - before, rate))
+        least = min(rates[1:])[0]
+        return median(rate for reads, rate in rates[1:] if reads == least)
 
 
 def _store(path: str, seconds: float) -> tuple[Store, str]:
