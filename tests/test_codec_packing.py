@@ -225,6 +225,29 @@ def test_a_forged_block_leads_nowhere() -> None:
         assert len(failures) == 5
 
 
+def sealed_block(rows: list[tuple[int, bytes, bytes]]) -> bytes:
+    """A packed block of these (bytes that the key shares, other bytes of the key, value)."""
+    table = np.array([(shared, len(rest), len(value)) for shared, rest, value in rows], ">u2").view(np.uint8)
+    high_low = table.reshape(len(rows), 3, 2).transpose(2, 1, 0).tobytes()
+    block = len(rows).to_bytes(2, "little") + high_low + b"".join(r for _, r, _ in rows) + b"".join(v for *_, v in rows)
+    return b"\x80" + (xxhash.xxh3_64_intdigest(block) & MOST).to_bytes(4, "little") + block
+
+
+def test_a_block_has_an_end() -> None:
+    """A few hundred bytes, packed, could say that thousands of keys share 65,000 bytes each, or that a block has more
+    bytes than one may; and a block lies under its last key."""
+    packing, _ = blocks_of("raw", [(b"a", b""), (b"b", b"")], [2])
+    sound = sealed_block([(0, b"aa", b"1"), (1, b"b", b"2")])
+    assert packing.block(sound, b"ab") == ([b"aa", b"ab"], [b"1", b"2"])
+    with pytest.raises(DecodeError, match="ends with the key b'ab'"):
+        packing.block(sound, b"ac")
+    many = [(0, b"k" * 65_000, b"")] + [(64_998, i.to_bytes(2, "big"), b"") for i in range(300)]
+    assert len(packing.block(sealed_block(many[:200]))[0]) == 200
+    for rows in (many, [(0, b"%03d" % i, bytes(65_535)) for i in range(257)]):
+        with pytest.raises(DecodeError, match="table of its block"):
+            packing.block(sealed_block(rows))
+
+
 def test_sizes_that_differ() -> None:
     """A header that says more, or less, than the table of sizes does not write into other rows."""
     packed = PLAIN.pack(TEXT * 3)

@@ -55,6 +55,16 @@ def test_verify_of_a_packed_folder_without_files(tmp_path: Path, capfd: pytest.C
     assert (status, "0 records found" in text) == (0, True), text
 
 
+def test_verify_of_blocks_with_a_named_database_beside_them(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """No pario makes it, and no reader takes it."""
+    path = pack_copy(tmp_path / "p", ITEMS, counts=[3])
+    write(path, [(b"a", b"b")], b"named")
+    status, text = said(capfd, "data", "verify", os.fspath(path))
+    assert (status, "blocks of records lie beside named databases" in text) == (1, True), text
+
+
 def test_verify_of_packed_records_with_a_named_database_beside_them(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

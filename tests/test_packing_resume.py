@@ -88,6 +88,26 @@ def test_it_goes_on_where_it_stopped(
     assert sorted(os.listdir(tmp_path)) == ["packed", "source", "whole"]
 
 
+@pytest.mark.parametrize("block", ["no", "auto"])
+def test_what_was_stopped_while_it_verified_is_verified(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: str
+) -> None:
+    """All entries are there, the reserved one, too, which is written once: of blocks they are fewer than the records.
+    """
+
+    def stopped(*_: Any) -> None:
+        raise OSError(5, "Input/output error")
+
+    target = str(tmp_path / "packed")
+    with monkeypatch.context() as patch:
+        patch.setattr(flow.Crew, "compare", stopped)
+        with pytest.raises(OSError, match="Input/output"):
+            packed([source], target, block=block)
+    packed([source], target, block=block)
+    unpacked(target, str(tmp_path / "again"))
+    assert lmdb_truth(str(tmp_path / "again")) == lmdb_truth(source)
+
+
 def test_a_failed_batch_is_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that wait behind it are not written: there would be a hole, and the next run would count them as done."""
     (tmp_path / "made").mkdir()

@@ -58,13 +58,19 @@ class Entries(ABC):
         """Whether several records were packed to this value."""
         return self.counts is not None and value[:1] >= bytes([coded.BLOCK])
 
-    def block(self, value: Any) -> tuple[list[bytes], list[bytes]]:
-        """(keys, values) of the block that was packed to `value`. Raises DecodeError."""
+    def block(self, value: Any, key: bytes | None = None) -> tuple[list[bytes], list[bytes]]:
+        """(keys, values) of the block that was packed to `value`. Raises DecodeError.
+
+        key : under which it lies, which is to be its last one; None: nobody asks
+        """
         data = bytearray(value)
         if not data or data[0] < coded.BLOCK:
             raise DecodeError(f"a packed block of {len(data):,} bytes does not begin as one")
         data[0] -= coded.BLOCK
-        return _parted(self.unpack_one(data))
+        block = _parted(self.unpack_one(data))
+        if key is not None and block[0][-1] != key:
+            raise DecodeError(f"its block ends with the key {block[0][-1][:40]!r}, not with that of its entry")
+        return block
 
     def value(self, stored: Any, ordinal: int) -> bytes:
         """A raw value, as it was packed, by itself (ordinal -1) or in a block. Raises DecodeError."""
@@ -85,10 +91,13 @@ def _parted(block: bytes) -> tuple[list[bytes], list[bytes]]:
     """(keys, values) of a block. Raises DecodeError."""
     n = int.from_bytes(block[: coded.BLOCK_HEAD], "little")
     at = coded.BLOCK_HEAD + 6 * n
-    if not 0 < at <= len(block) or not n:
+    if not n or not at <= len(block) <= coded.MOST_BLOCK:
         raise DecodeError(coded.WRONG[coded.TABLE])
     table = np.frombuffer(block, np.uint8, 6 * n, coded.BLOCK_HEAD).reshape(2, 3, n).astype(np.int64)
-    shared, rest, sizes = (table[0] << 8 | table[1]).tolist()
+    numbers = table[0] << 8 | table[1]
+    if numbers[:2].sum() > coded.MOST_BLOCK:  # a few bytes can say that keys share 4 GiB
+        raise DecodeError(coded.WRONG[coded.TABLE])
+    shared, rest, sizes = numbers.tolist()
     keys, key = list[bytes](), b""
     for same, more in zip(shared, rest, strict=True):
         if same > len(key):

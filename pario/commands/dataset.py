@@ -150,7 +150,10 @@ class Dataset:
             return None
         self._with_entry.add(tree.db.md_root)
         beside = len(self.names()) if tree.db.md_root == self.snapshot.main.md_root else 0
-        return packing_of(entry, tree.db.md_entries - 1 - beside, self.path)
+        packing = packing_of(entry, tree.db.md_entries - 1 - beside, self.path)
+        if beside:
+            packing.refuse_blocks(self.path)
+        return packing
 
     def has_entry(self, tree: Tree) -> bool:
         """Whether `packed` has found a reserved entry, sound or not."""
@@ -207,7 +210,7 @@ class Dataset:
         packing = self.packed(tree)
         if packing is not None:
             key, _, stored = self._stored(leaf, i, self.snapshot.file_bytes)
-            items = packing.block(stored) if packing.is_block(stored) else ([key], [packing.unpack_one(stored)])
+            items = packing.block(stored, key) if packing.is_block(stored) else ([key], [packing.unpack_one(stored)])
             for one, value in zip(*items, strict=True):
                 yield one, len(value), value[:most]
         elif dups is None:

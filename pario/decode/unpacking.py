@@ -144,7 +144,7 @@ class Unpacking:
                 if begin != records.starts[row]:
                     begin, why = int(records.starts[row]), ""
                     try:
-                        block = packing.block(records[row])[0]
+                        block = packing.block(records[row], of_entries[row])[0]
                     except DecodeError as error:
                         why = error.what
                 if not why and k < len(block):

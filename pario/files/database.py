@@ -313,7 +313,7 @@ def _unblock(db: Database, node: Node) -> tuple[list[bytes], list[bytes]] | None
     stored = bytearray(node.nbytes)
     db._read(node, memoryview(stored))
     try:
-        return db.packed.packing.block(stored) if db.packed.packing.is_block(stored) else None
+        return db.packed.packing.block(stored, node.key) if db.packed.packing.is_block(stored) else None
     except ParioError as e:
         raise _damaged(e.what, node, db.path) from e
 

@@ -127,7 +127,7 @@ class Keys(Tree):
             return path
         path = self.next([*path, (leaf, i - 1)])
         if path and self._unblock is not None:  # the next page begins with the last key of its first block
-            path[-1] = path[-1][0], bisect_left(path[-1][0].keys, wanted)
+            path[-1] = path[-1][0], bisect_left(path[-1][0].keys, wanted, hi=len(path[-1][0].keys) - 1)
         return path
 
     def find(self, wanted: bytes | int) -> tuple[Leaf, int] | None:

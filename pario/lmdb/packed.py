@@ -62,14 +62,14 @@ class PackedValues:
             self.cursor, self.hidden = BlockCursor, 1 + packing.entries - packing.n
         self._last: tuple[Any, Any] = None, None
 
-    def block(self, value: bytes) -> tuple[list[bytes], list[bytes]] | None:
+    def block(self, key: bytes, value: bytes) -> tuple[list[bytes], list[bytes]] | None:
         """(keys, values) of a block; None: the value is that of one record. Raises lmdb.CorruptedError."""
         if not self._packing.is_block(value):
             return None
         known, block = self._last
         if known != value:
             try:
-                block = self._packing.block(value)
+                block = self._packing.block(value, key)
             except ParioError as e:
                 raise self._damaged(e.what) from e
             self._last = value, block  # many a program asks for neighbours
@@ -225,11 +225,11 @@ class BlockCursor(PackedCursor):
     def _land(self, number: int) -> None:
         """It has come to another entry, at its record `number`; -1: the last one."""
         self._inside = None
-        value = _look(self._at, abi.VALUE)
-        if value.__class__ is bytearray:
-            raise self._error(value, "read")
+        item = _look(self._at, abi.ITEM)
+        if item.__class__ is bytearray:
+            raise self._error(item, "read")
         try:
-            block = self._packed.block(value)
+            block = self._packed.block(*item)
         except errors.Error:
             self._words[abi.C_VALID] = 0
             raise

@@ -249,7 +249,7 @@ class _Job:
         if done <= len(sizes):
             crew.pack(items, packing, done, writer, moved)
         with together(world, "writing the last entry"):
-            if writer is not None and packing is not None:
+            if writer is not None and packing is not None and done <= len(sizes):  # else it is there
                 packing.sizes = items.sizes
                 if number == 0:
                     packing.more |= opened.more
