@@ -65,6 +65,15 @@ def test_verify_of_blocks_with_a_named_database_beside_them(
     assert (status, "blocks of records lie beside named databases" in text) == (1, True), text
 
 
+@pytest.mark.parametrize("order", ["0123", "0213"])
+def test_verify_looks_at_the_keys_in_a_block(tmp_path: Path, capfd: pytest.CaptureFixture[str], order: str) -> None:
+    items = [(b"key %d" % k, b"value %d" % k) for k in map(int, order)] + [(b"key 5", b"value"), (b"key 6", b"value")]
+    path = pack_copy(tmp_path / "p", items, counts=[4, 2])
+    status, text = said(capfd, "data", "verify", os.fspath(path))
+    assert (status, "its key does not ascend" in text) == (int(order != "0123"), order != "0123"), text
+    assert order == "0123" or "record 2" in text
+
+
 def test_verify_of_packed_records_with_a_named_database_beside_them(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

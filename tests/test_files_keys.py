@@ -27,13 +27,13 @@ def test_a_branch_page_that_promises_too_much(tmp_path: Path) -> None:
     path = pack_copy(tmp_path / "p", items, [make("raw")], counts=[2]) / "data.mdb"
     keys = _keys(path)
     branch = keys.first()[0][0]
-    last = keys.at(branch.children[1]).keys[-1]
+    last = keys.at(branch.below[1]).keys[-1]
     forged = b"m%02d" % (int(last[1:]) + 1)
     assert keys.find(forged) is not None
     assert branch.keys[1] <= last < forged < branch.keys[2], "the branch stays in order"
     file = bytearray(path.read_bytes())
-    at = file.index(branch.keys[1], branch.page.offset)
-    assert at < branch.page.offset + 4096
+    at = file.index(branch.keys[1], branch.offset)
+    assert at < branch.offset + 4096
     file[at : at + 3] = forged
     path.write_bytes(file)
     assert _keys(path).find(last + b"+") is None

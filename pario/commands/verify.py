@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pario.commands.dataset import Dataset, name_of, pieces
+from pario.commands.dataset import CHUNK, Dataset, name_of, pieces
 from pario.commands.screen import counted, decimal_bytes, screen, seconds
-from pario.commands.verify_pages import PageUse
+from pario.commands.verify_pages import PageUse, runs_of
 from pario.commands.verify_tree import TreeCheck, check_free_list, leaf_pages
-from pario.decode.unpacking import laid_out
+from pario.dataset.packed import find_keys_within
+from pario.decode.unpacking import Unpacking, laid_out
 from pario.errors import ChecksumError, CorruptedError, FileError, ParioError
 from pario.fetch.snapshot import check_snapshot
 from pario.format.layout import MDB_DUPSORT
-from pario.format.tree import Tree, named_database
+from pario.format.tree import Tree, ascends, key_order, named_database
 from pario.locate.base import Index
 from pario.locate.database import Database
 from pario.locate.open import open_index
@@ -281,10 +282,35 @@ def _index_agrees(
     if index.n != records:
         wrong = [CorruptedError(f"the index has {index.n:,} records where {records:,} were found", hint=hint)]
     else:
-        mine = _first_elsewhere(index, packing, check, first, hint)
+        mine: ParioError | None = _first_elsewhere(index, packing, check, first, hint)
+        if mine is None and packing is not None and packing.counts is not None:
+            mine = _first_misplaced(dataset, index, packing, first, check.records)
         wrong = [error for error in dataset.world.allgather(mine) if error]
     index.close()
     return wrong
+
+
+def _first_misplaced(
+    dataset: Dataset, index: Index, packing: Packing, first: int, entries: int
+) -> ParioError | None:
+    """The error about the first key that does not ascend, in blocks or beside them, of this rank's entries."""
+
+    def read(ids: np.ndarray) -> Records:
+        return Records(ids, *dataset.read(*index.extents_of(ids)), index.extents_of(ids)[1])
+
+    find_keys_within(index, Unpacking([packing], [0]), read)
+    order = key_order(index.files.stretches[0].record.md_flags, dataset.snapshot.layout)
+    ends, before = np.append(packing.firsts, packing.n), b""
+    ids = np.arange(ends[min(first, len(ends) - 1)], ends[min(first + entries, len(ends) - 1)])
+    try:
+        for part in runs_of(index.extents_of(ids)[1], CHUNK):
+            for record, key in zip(ids[part].tolist(), index.keys(ids[part]), strict=True):
+                if before and not ascends(order, before, key):
+                    raise CorruptedError("its key does not ascend", record=record, key=key)
+                before = key
+    except ParioError as e:
+        return e
+    return None
 
 
 def _first_elsewhere(
