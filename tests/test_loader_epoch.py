@@ -12,6 +12,7 @@ import pytest
 import pario
 from pario.decode import Raw
 from pario.options import KNOBS, Turns
+from pario.tune.knobs import Knob
 
 N, BYTES = 96, 1000
 
@@ -55,7 +56,7 @@ def test_a_batch_that_is_ready_is_taken_before_the_next_are_asked_for(path: str)
             waiting.append(len(epoch._under_way))
             return at_once(*call)
 
-        epoch._ahead = replace(epoch._ahead, submit=submit, depth=1, least=1, eager=True)
+        epoch._ahead = replace(epoch._ahead, submit=submit, depth=Knob("ahead", 1, 1, 1), least=1, eager=True)
         for batch in epoch:
             right(batch)
     # The first call finds nothing and asks for two; each later one has taken its batch when it asks for one more.
