@@ -36,11 +36,11 @@ assert xxhash.xxh3_64_intdigest(raw) & 0xFFFFFFFF == int.from_bytes(checksum, "l
 if value[0] & 128:
     n = int.from_bytes(raw[:2], "little")
     table = [raw[2 + i] << 8 | raw[2 + 3 * n + i] for i in range(3 * n)]
-    shared, rest, sizes, known = table[:n], table[n : 2 * n], table[2 * n :], b""
+    shared, rest, sizes, name = table[:n], table[n : 2 * n], table[2 * n :], b""
     at, begin, values = 2 + 6 * n, len(raw) - sum(sizes), {}
     for i in range(n):
-        known = known[: shared[i]] + raw[at : at + rest[i]]
-        values[known] = raw[begin : begin + sizes[i]]
+        name = name[: shared[i]] + raw[at : at + rest[i]]
+        values[name] = raw[begin : begin + sizes[i]]
         at, begin = at + rest[i], begin + sizes[i]
     raw = values[key]
 sys.stdout.buffer.write(raw)
