@@ -158,7 +158,8 @@ def test_processes_that_it_starts(plane: Plane, path: str, method: str) -> None:
             worker.join(30)
     used, nbytes = map(sum, zip(*counted, strict=True))
     assert nbytes == sum(len(value(i)) for i in range(N))
-    assert used >= nbytes
+    # What the kernel's read-ahead for one of them brought, another may find in the page cache: it counts for nobody.
+    assert used >= 0.98 * nbytes
     assert seconds >= (0.9 * used - 3 * RATE * BURST_S) / RATE
 
 
