@@ -283,8 +283,11 @@ def _foretold_of(values: list[bytes], rounds: int) -> tuple[list[float], str]:
         run = [sys.executable, "-m", "pario", *words, "--json"]
         said = json.loads(subprocess.run(run, check=True, capture_output=True, text=True).stdout)
         one = said["chosen"]["candidate"]
-        how = ["--codec", one["name"], "--dictionary", "auto" if one["dictionary"] else "no", "--no-verify", "-q"]
-        subprocess.run([sys.executable, "-m", "pario", "data", "pack", raw, packed, *how], check=True)
+        if one["name"] == "raw":  # nobody packs it then
+            packed = raw
+        else:
+            how = ["--codec", one["name"], "--dictionary", "auto" if one["dictionary"] else "no", "--no-verify", "-q"]
+            subprocess.run([sys.executable, "-m", "pario", "data", "pack", raw, packed, *how], check=True)
         ratios = []
         for name, shuffle in ORDERS.items():
             with Loader(packed, batch, comm="self", shuffle=shuffle, drop_last=True) as loader:
