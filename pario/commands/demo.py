@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -85,6 +86,14 @@ def _run(command: list[str]) -> int:
     try:
         return process.wait()
     except KeyboardInterrupt:
-        os.killpg(process.pid, signal.SIGKILL)
+        for pid in _family(process.pid):  # Open MPI's ranks outlive an mpiexec that is killed
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         process.wait()
         raise
+
+
+def _family(pid: int) -> list[int]:
+    """A process and all that it has started, as far as they are there, the eldest first."""
+    children = " ".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")).split()
+    return [pid, *(each for child in children for each in _family(int(child)))]
