@@ -6,6 +6,7 @@ import contextlib
 import json
 import pickle
 import struct
+import tracemalloc
 import zlib
 
 import numpy as np
@@ -144,7 +145,7 @@ def picked(
 ) -> tuple[list[bytes], list[tuple[int, str]]]:
     """(values of these records, failures), unpacked between bytes that nobody may change."""
     lying = records_of(packed)
-    entries = packing.entries_of(ids)
+    entries = np.repeat(np.arange(packing.entries), packing.counts)[ids]
     records = Records(ids, lying.data, lying.starts[entries], lying.nbytes[entries])
     sizes = packing.sizes[ids] if sizes is None else sizes
     ends = np.cumsum(sizes + 8)
@@ -243,9 +244,24 @@ def test_a_block_has_an_end() -> None:
         packing.block(sound, b"ac")
     many = [(0, b"k" * 65_000, b"")] + [(64_998, i.to_bytes(2, "big"), b"") for i in range(300)]
     assert len(packing.block(sealed_block(many[:200]))[0]) == 200
-    for rows in (many, [(0, b"%03d" % i, bytes(65_535)) for i in range(257)]):
-        with pytest.raises(DecodeError, match="table of its block"):
-            packing.block(sealed_block(rows))
+    with pytest.raises(DecodeError, match="table of its block"):
+        packing.block(sealed_block(many))
+    with pytest.raises(DecodeError, match="16,777,216 are the most"):
+        packing.block(sealed_block([(0, b"%03d" % i, bytes(65_535)) for i in range(257)]))
+
+
+def test_a_block_that_is_too_large_is_not_unpacked() -> None:
+    packing = Packing([make("zstd", 3)])
+    packed = bytearray(packing.pack(bytes(100 << 20)))
+    packed[0] += 128
+    packing.counts = np.array([2])
+    tracemalloc.start()
+    try:
+        with pytest.raises(DecodeError, match="104,857,600 bytes, and 16,777,216 are the most"):
+            packing.block(packed)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_sizes_that_differ() -> None:

@@ -30,8 +30,8 @@ class Entries(ABC):
         """Records of the database, without the reserved entry."""
 
     @abstractmethod
-    def unpack_one(self, value: Any) -> bytes:
-        """The raw value. Raises DecodeError."""
+    def unpack_one(self, value: Any, most: int = coded.MOST) -> bytes:
+        """The raw value, which has `most` bytes at most. Raises DecodeError."""
 
     @property
     def entries(self) -> int:
@@ -47,12 +47,8 @@ class Entries(ABC):
         """i64[m], which one of its block each of these records is; -1: it is in none. None: there are no blocks."""
         if self.counts is None:
             return None
-        entries = self.entries_of(records)
+        entries = np.searchsorted(self.firsts, records, side="right") - 1
         return np.where(self.counts[entries] > 1, records - self.firsts[entries], -1)
-
-    def entries_of(self, records: np.ndarray) -> np.ndarray:
-        """i64[m], the entry that each of these records lies in."""
-        return np.searchsorted(self.firsts, records, side="right") - 1
 
     def is_block(self, value: bytes | bytearray) -> bool:
         """Whether several records were packed to this value."""
@@ -67,7 +63,7 @@ class Entries(ABC):
         if not data or data[0] < coded.BLOCK:
             raise DecodeError(f"a packed block of {len(data):,} bytes does not begin as one")
         data[0] -= coded.BLOCK
-        block = _parted(self.unpack_one(data))
+        block = _parted(self.unpack_one(data, coded.MOST_BLOCK))
         if key is not None and block[0][-1] != key:
             raise DecodeError(f"its block ends with the key {block[0][-1][:40]!r}, not with that of its entry")
         return block
@@ -91,7 +87,7 @@ def _parted(block: bytes) -> tuple[list[bytes], list[bytes]]:
     """(keys, values) of a block. Raises DecodeError."""
     n = int.from_bytes(block[: coded.BLOCK_HEAD], "little")
     at = coded.BLOCK_HEAD + 6 * n
-    if not n or not at <= len(block) <= coded.MOST_BLOCK:
+    if not n or at > len(block):
         raise DecodeError(coded.WRONG[coded.TABLE])
     table = np.frombuffer(block, np.uint8, 6 * n, coded.BLOCK_HEAD).reshape(2, 3, n).astype(np.int64)
     numbers = table[0] << 8 | table[1]

@@ -320,12 +320,14 @@ class Packing(Entries):
         out[: len(value)] = np.frombuffer(value, np.uint8)
         return coded.OK, ""
 
-    def unpack_one(self, value: Any) -> bytes:
-        """The raw value. Raises DecodeError."""
+    def unpack_one(self, value: Any, most: int = coded.MOST) -> bytes:
+        """The raw value, which has `most` bytes at most. Raises DecodeError."""
         data = as_bytes(value)
         zero = np.zeros(1, np.int64)
         records = Records(zero, data, zero, np.array([len(data)], np.int64))
         size = int(self.raw_nbytes(records)[0])
+        if size > most:
+            raise DecodeError(f"a packed value says that it has {size:,} bytes, and {most:,} are the most")
         out = np.empty(max(size, 0), np.uint8)
         failures = self.unpack(records, out, zero)
         if failures:

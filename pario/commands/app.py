@@ -180,8 +180,8 @@ def verify(path: str, db: str | None) -> int:
               help="Time of a training step with its data in memory, in milliseconds. Required.")
 @click.option("-b", "--batch-size", metavar="N", type=click.IntRange(min=1),
               help="Records per node and step. Required.")
-@click.option("--iteration", type=float, hidden=True)  # the old names
-@click.option("--batch", type=int, hidden=True)
+@click.option("--iteration", type=click.FloatRange(min=0), hidden=True)  # the old names
+@click.option("--batch", type=click.IntRange(min=1), hidden=True)
 @click.option("--sync", is_flag=True, help="The script reads and computes in turns, instead of reading ahead.")
 @click.option("--threads", metavar="N", type=click.IntRange(min=1), help="Number of decoding threads.  [default: all]")
 @arguments.db

@@ -28,9 +28,11 @@ from pario.format.tar import BLOCK, is_header
 from pario.format.tree import Tree, database_names, named_database
 from pario.locate.hidden import is_entry, looks_reserved
 from pario.plan.coalesce import coalesce
+from pario.records import Records
 
 if TYPE_CHECKING:
     from pario.codec.packing import Packing
+    from pario.locate.base import Index
 
 __all__ = ["Dataset", "Item", "key_text", "name_of", "pieces", "selected"]
 
@@ -100,6 +102,11 @@ class Dataset:
         data = np.empty(plan.nbytes, np.uint8)
         self.pool.read(plan.reads, data, plan.starts)
         return data, plan.record_starts
+
+    def stored(self, index: Index, ids: np.ndarray) -> Records:
+        """These records (i64[m]) as they lie in the file, of a block all of it. Raises FileError."""
+        offsets, nbytes = index.extents_of(ids)
+        return Records(ids, *self.read(offsets, nbytes), nbytes)
 
     def tree(self, db: Db) -> Tree:
         return Tree(self.read_page, self.snapshot, db)

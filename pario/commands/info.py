@@ -24,7 +24,6 @@ from pario.format.tree import Tree, named_database
 from pario.locate.database import Database
 from pario.locate.open import open_index
 from pario.locate.sidecar import sidecar_places
-from pario.records import Records
 
 if TYPE_CHECKING:
     from pario.codec.packing import Packing
@@ -169,7 +168,7 @@ def _records(dataset: Dataset, tree: Tree, db: str | None) -> bool:
         index = open_index(Database(dataset.path, s, name), dataset.pool, dataset.world, save=False, progress=progress)
         packing = dataset.packed(tree)
         if packing is not None:
-            find_keys_within(index, Unpacking([packing], [0]), partial(_stored, dataset, index))
+            find_keys_within(index, Unpacking([packing], [0]), partial(dataset.stored, index))
     option = f" --db {db}" if db is not None else ""
     if index is None:
         screen.say(
@@ -201,11 +200,6 @@ def _records(dataset: Dataset, tree: Tree, db: str | None) -> bool:
     work = partial(lines_to_paste, dataset.path, dataset.fetcher, index, db)
     _say_lines(dataset.together(work, "looking at a few records"))
     return True
-
-
-def _stored(dataset: Dataset, index: Any, ids: np.ndarray) -> Records:
-    offsets, nbytes = index.extents_of(ids)
-    return Records(ids, *dataset.read(offsets, nbytes), nbytes)
 
 
 def _rows(index: Any, tree: Tree, packing: Packing | None, saved: str) -> list[tuple[str, str]]:

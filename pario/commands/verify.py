@@ -136,9 +136,7 @@ def _database(dataset: Dataset, use: PageUse, name: bytes | None) -> tuple[int, 
     held = f", {counted(len(names), 'named database')} among them" if names else ""
     if not names:
         screen.say(f"{words}: {beside}")
-    n = records - hidden
-    if packing is not None and packing.counts is not None and not count:
-        n = packing.n
+    n = records - hidden + (packing.n - packing.entries if packing is not None and not count else 0)
     facts = {"records": n, "value_bytes": value_bytes, "damaged": count}
     screen.add("databases", {"name": None if name is None else name_of(name), **facts})
     found = counted(n, "record")
@@ -278,7 +276,7 @@ def _index_agrees(
         return [e]
     hint = f"Delete {index.sidecar} and run `python -m pario data index`" if index.sidecar else None
     wrong: list[ParioError]
-    records = entries if packing is None or packing.counts is None else packing.n
+    records = entries + (packing.n - packing.entries if packing is not None else 0)
     if index.n != records:
         wrong = [CorruptedError(f"the index has {index.n:,} records where {records:,} were found", hint=hint)]
     else:
@@ -294,11 +292,7 @@ def _first_misplaced(
     dataset: Dataset, index: Index, packing: Packing, first: int, entries: int
 ) -> ParioError | None:
     """The error about the first key that does not ascend, in blocks or beside them, of this rank's entries."""
-
-    def read(ids: np.ndarray) -> Records:
-        return Records(ids, *dataset.read(*index.extents_of(ids)), index.extents_of(ids)[1])
-
-    find_keys_within(index, Unpacking([packing], [0]), read)
+    find_keys_within(index, Unpacking([packing], [0]), partial(dataset.stored, index))
     order = key_order(index.files.stretches[0].record.md_flags, dataset.snapshot.layout)
     ends, before = np.append(packing.firsts, packing.n), b""
     ids = np.arange(ends[min(first, len(ends) - 1)], ends[min(first + entries, len(ends) - 1)])

@@ -244,11 +244,8 @@ class Host:
             if len(file.paths) > 1 or identity != asked.identity or snapshot.file_bytes != asked.file_bytes:
                 raise ParioError("the service's node sees another state of the file", path=path)
             with self._opening:
-                tiers = self._tiers_for(snapshot.file_bytes)
-                stage = None
-                if tiers:
-                    given = replace(options, tiers=tiers)
-                    stage = open_stage(file, self._solo, [snapshot], given, by_default=False, serves=True)
+                given = replace(options, tiers=self._tiers_for(snapshot.file_bytes))
+                stage = open_stage(file, self._solo, [snapshot], given, by_default=False, serves=True)
                 if stage is None:
                     raise ParioError("no tier of the service has room for another dataset", path=path)
                 budget = stage.memory.budget if stage.memory is not None else 0

@@ -90,16 +90,15 @@ class MemoryTier(AnyTier):
         kind = _PRIVATE | mmap.MAP_ANONYMOUS if self.is_own else _PRIVATE
         kernel_view = mmap.mmap(files[0], sizes[0], flags=kind, prot=mmap.PROT_READ | mmap.PROT_WRITE)
         self.kernel_view = np.frombuffer(kernel_view, dtype=np.uint8, count=grid.file_bytes)
-        self._pages: mmap.mmap | None = None  # to give them back by
-        if self.is_own:
+        if not self.is_own:
+            view = mmap.mmap(files[0], sizes[0], prot=mmap.PROT_READ)
+            self.view = np.frombuffer(view, dtype=np.uint8, count=grid.file_bytes)
+            self._pages = mmap.mmap(files[0], sizes[0]) if self.fills else None  # to give them back by
+        else:
             kernel_view.madvise(mmap.MADV_HUGEPAGE)
             kernel_view.madvise(WIPE_ON_FORK)
             self.view, self._pages = self.kernel_view.view(), kernel_view
             self.view.flags.writeable = False
-        else:
-            view = mmap.mmap(files[0], sizes[0], prot=mmap.PROT_READ)
-            self.view = np.frombuffer(view, dtype=np.uint8, count=grid.file_bytes)
-            self._pages = mmap.mmap(files[0], sizes[0]) if self.fills else None
         self._open = True
 
     @classmethod
