@@ -112,3 +112,9 @@ def test_sync(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = run(path, "--step-ms", "1000", "--sync")
     assert "in turns" in out
     assert "Choice: raw, ratio 0.99" in out or "Choice: raw, ratio 1.00" in out
+
+
+@pytest.mark.parametrize("given", [("--iteration", "-1", "--batch", "4"), ("--iteration", "1", "--batch", "0")])
+def test_the_old_names_have_the_bounds_of_the_new_ones(given: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(group, ["data", "choose", "x.lmdb", *given])
+    assert (done.exit_code, "not in the range" in done.output) == (2, True), done.output

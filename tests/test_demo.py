@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -134,3 +135,16 @@ def test_it_does_not_start_mpiexec_under_mpiexec(no_run, monkeypatch, capsys):
     assert demo_room.demo.callback(2, None) == 2
     assert "run it without mpiexec" in capsys.readouterr().err
     assert no_run == []
+
+
+def test_all_that_a_launcher_has_started_is_its_family() -> None:
+    """In whatever session it is: Open MPI gives each rank one of its own."""
+    command = "setsid sleep 60 & sleep 60 & echo ready; wait"
+    with subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE, text=True) as shell:
+        assert shell.stdout is not None
+        assert shell.stdout.readline() == "ready\n"
+        family = demo_room._family(shell.pid)
+        for pid in family:
+            os.kill(pid, signal.SIGKILL)
+    assert family[0] == shell.pid
+    assert len(family) == 3
