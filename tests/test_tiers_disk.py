@@ -174,12 +174,26 @@ def test_the_quota_is_one_for_all_datasets_and_processes(tmp_path: Path) -> None
 
 
 def test_some_of_the_disk_stays_free(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="no room for the map"):
+    with pytest.raises(OSError, match="leave 0 bytes, [0-9,]+ are wanted"):
         DiskTier(os.fspath(tmp_path), DATASET, GRID, ROOM, floor=1.0)
     opened(tmp_path)  # makes the map
     tier = DiskTier(os.fspath(tmp_path), DATASET, GRID, ROOM, floor=1.0)
     assert not tier.put(0, chunk_of(0))
     assert tier.counts.refused == 1
+
+
+@pytest.mark.parametrize("available, taken", [(6, True), (4, False)])
+def test_what_is_kept_for_root_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, available: int, taken: bool
+) -> None:
+    """100 of 300 blocks are ours, taken or available, and 5 of these must stay free."""
+    answer = (ROOM, ROOM, 300, 200 + available, available, 0, 0, 0, 0, 255)
+    monkeypatch.setattr(os, "fstatvfs", lambda fd: os.statvfs_result(answer))
+    if taken:
+        assert DiskTier(os.fspath(tmp_path), DATASET, GRID, ROOM).put(0, chunk_of(0))
+    else:
+        with pytest.raises(OSError, match="leave 0 bytes"):
+            DiskTier(os.fspath(tmp_path), DATASET, GRID, ROOM)
 
 
 @pytest.mark.parametrize("errno", [ENOSPC, EIO])

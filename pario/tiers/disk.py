@@ -100,7 +100,8 @@ class DiskTier(AnyTier):
         with locked(files.map):  # two processes may make it at the same time
             needs = ChunkMap.nbytes(grid) if not os.fstat(files.map).st_size else 0
             if needs and not self._room.has(files.map, needs):
-                raise OSError(errno.ENOSPC, f"there is no room for the map of its chunks ({needs:,} bytes)", self.name)
+                free = max(self._room.free(files.map), 0)
+                raise OSError(errno.ENOSPC, f"quota and disk leave {free:,} bytes, {needs:,} are wanted", self.name)
             files.chunks = ChunkMap(files.map, identity, grid)
             if files.chunks.is_new:  # whatever lies there is unknown
                 os.ftruncate(files.data, 0)

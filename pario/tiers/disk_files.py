@@ -108,7 +108,7 @@ class Room:
 
     root : of this user's copies there
     quota : bytes that all of them may take
-    floor : fraction of the disk's bytes and inodes that must stay free
+    floor : fraction of the disk's bytes and inodes that must stay free, of what users other than root may take
     """
 
     def __init__(self, root: str, quota: int, floor: float) -> None:
@@ -128,8 +128,9 @@ class Room:
     def free(self, fd: int) -> int:
         """Bytes; fewer than none if others have taken more than they should."""
         disk = os.fstatvfs(fd)
-        free = disk.f_bavail * disk.f_frsize - math.ceil(self._floor * disk.f_blocks * disk.f_frsize)
-        return min(self._quota - self._used(), free)
+        # as df counts: without what the file system keeps for root, 60 % of one of our machines
+        free = disk.f_bavail - math.ceil(self._floor * (disk.f_blocks - disk.f_bfree + disk.f_bavail))
+        return min(self._quota - self._used(), free * disk.f_frsize)
 
     def allocated(self, files: DiskFiles, offset: int, nbytes: int, file_bytes: int) -> bool:
         """Take room for a chunk. False if quota or disk have none."""
