@@ -20,6 +20,7 @@ import pario
 from pario.comm.solo import Solo
 from pario.dataset.tiers import tiers_by_default
 from pario.errors import OptionError, ReadError
+from pario.feed import seat
 from pario.fetch.file import FileFetcher
 from pario.fetch.posix import PosixFetcher
 from pario.machine import FileSystem
@@ -135,6 +136,21 @@ def test_a_local_file_is_kept_in_memory_by_default(path: str, shuffle: Any) -> N
         assert after["bytes_read"] == before["bytes_read"]
         # The copies are not counted as reads of the ranks, nor is the file a store.
         assert after["store_bytes"] == before["store_bytes"]
+
+
+def test_what_an_epoch_drops_is_brought_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In key order none needs the last records: the memory was never whole, and each epoch began a filling."""
+    with lmdb.open(str(tmp_path / "x"), map_size=1 << 26) as env, env.begin(write=True) as txn:
+        for i in range(150):
+            txn.put(b"%06d" % i, np.random.default_rng(i).bytes(64 << 10))
+    begun: list[bool] = []
+    begin = seat.begin_fill
+    monkeypatch.setattr(seat, "begin_fill", lambda *a: (begun.append((made := begin(*a)) is not None), made)[1])
+    with pario.Loader(str(tmp_path / "x"), 100, drop_last=True) as loader:
+        while not begun or (begun[-1] and len(begun) < 1000):
+            time.sleep(0.01)  # the filling of an epoch that has ended is cancelled
+            assert [batch.ids.tolist() for batch in loader] == [list(range(100))]
+    assert (begun[0], begun[-1]) == (True, False)
 
 
 @pytest.mark.parametrize("kind", ["memory by default", "disk"])

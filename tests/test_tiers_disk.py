@@ -174,7 +174,7 @@ def test_the_quota_is_one_for_all_datasets_and_processes(tmp_path: Path) -> None
 
 
 def test_some_of_the_disk_stays_free(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="leave 0 bytes, [0-9,]+ are wanted"):
+    with pytest.raises(OSError, match=r"leave 0 bytes, [0-9,]+ are wanted"):
         DiskTier(os.fspath(tmp_path), DATASET, GRID, ROOM, floor=1.0)
     opened(tmp_path)  # makes the map
     tier = DiskTier(os.fspath(tmp_path), DATASET, GRID, ROOM, floor=1.0)
@@ -182,7 +182,7 @@ def test_some_of_the_disk_stays_free(tmp_path: Path) -> None:
     assert tier.counts.refused == 1
 
 
-@pytest.mark.parametrize("available, taken", [(6, True), (4, False)])
+@pytest.mark.parametrize(("available", "taken"), [(6, True), (4, False)])
 def test_what_is_kept_for_root_does_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, available: int, taken: bool
 ) -> None:

@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 
 from pario import machine
+from pario.codec.packing import Packing
 from pario.codec.select import Application, Candidate, Selection, Store, Verdict, select
 from pario.codec.trial import measure_all
 from pario.comm.base import AnyWorld
@@ -29,13 +30,16 @@ from pario.fetch.resolve import resolve
 from pario.loader.loader import Loader
 from pario.options import Options
 from pario.packing.flow import Crew
-from pario.packing.pack import PackOptions, Talk, pack
+from pario.packing.items import ReaderItems
+from pario.packing.pack import PackOptions, Talk, chosen_block, pack
 from pario.packing.writer import Batch, Writer
 from pario.records import EXTENT
 
 #: Reads of the store under way at once, and bytes of each, as the memory tier reads.
 _INFLIGHT, _READ = 8, 1 << 20
 _MOST_SAMPLES = 16 << 20
+#: bytes of a key that any LMDB takes
+_KEY = 511
 #: What a prediction speaks of: words, and a Loader's `shuffle`.
 ORDERS: dict[str, Literal[False, "block", "global"]] = {
     "key order": False, '"block" order': "block", '"global" order': "global",
@@ -54,7 +58,7 @@ def run_choose(
     speed: bool,
 ) -> int:
     """application : with 0 bytes, which the samples give; speed : rather than capacity"""
-    values, records = _sample(path, db, samples)
+    keys, values, records = _sample(path, db, samples)
     mean = sum(map(len, values)) / len(values)
     cores = threads or len(machine.allowed_cores()) or 1
     application = replace(application, nbytes=application.batch * mean, threads=cores)
@@ -73,9 +77,13 @@ def run_choose(
     raw, how = _store(path, seconds)
     screen.say(f"the store, {how}: {decimal_bytes(raw.nbytes)}/s in reads of {decimal_bytes(_READ)}")
     with tempfile.TemporaryDirectory(prefix="pario-choose-") as folder, Solo() as world:
-        trials = _Trials(world, folder, values, application, seconds)
+        trials = _Trials(world, folder, keys, values, application, seconds)
         chosen = select(application, [trials.loaded(one) for one in found], raw, margin, speed=speed)
-        foretold = trials.rates(chosen.chosen.candidate)
+        # Of a codec that is slow to pack, 16 MiB take seconds: for one, not for all. (Epochs of 2,000 records, a few
+        # milliseconds in key order, foretold 0.45 to 1.6 of what long ones gave.)
+        keys, many, _ = _sample(path, db, int(_MOST_SAMPLES // mean) + 1)
+        block = _block(path, db, trials.packings[chosen.chosen.candidate])
+        foretold = _Trials(world, folder, keys, many, application, seconds, block).rates(chosen.chosen.candidate)
     screen.tell(foretold={"records_per_second": foretold, "file_bytes": chosen.chosen.candidate.stored * records})
     not_tried = {name: str(why) for name, why in missing.items()}
     screen.tell(samples=len(values), mean_bytes=mean, store=asdict(raw), not_tried=not_tried)
@@ -87,8 +95,8 @@ def run_choose(
     return 0
 
 
-def _sample(path: str, db: str | None, wanted: int) -> tuple[list[bytes], int]:
-    """Values of records all over the database, not more than fit into 16 MiB; how many records it has."""
+def _sample(path: str, db: str | None, wanted: int) -> tuple[list[bytes], list[bytes], int]:
+    """Keys and values of records all over the database, not more than fit into 16 MiB; how many records it has."""
     with Reader(path, db=db, save_index=False) as reader:
         n = len(reader)
         if not n:
@@ -98,7 +106,19 @@ def _sample(path: str, db: str | None, wanted: int) -> tuple[list[bytes], int]:
         first = reader.read(ids[:1])
         few = max(2, int(_MOST_SAMPLES // max(int(first.nbytes.max()), 1)))
         ids = ids if len(ids) <= few else np.sort(rng.choice(ids, few, replace=False))
-        return [value.tobytes() for value in reader.read(ids) if len(value)] or [b"\0"], n
+        values = [value.tobytes() for value in reader.read(ids) if len(value)] or [b"\0"]
+        keys = sorted(set(reader.keys(ids)))  # blocks depend on their lengths
+    if len(keys) < len(ids) or max(map(len, keys)) > _KEY:
+        keys = [b"%010d" % k for k in range(len(ids))]
+    return keys[: len(values)], values, n
+
+
+def _block(path: str, db: str | None, packing: Packing | None) -> str:
+    """What `pack --block auto` would take for all records. (Where sizes are nearly as good, those of a sample may be
+    twice as long, and half as fast in random order.)"""
+    with Reader(path, db=db, save_index=False) as reader:
+        nbytes = chosen_block(ReaderItems(reader, 0), packing, None, lambda line: None) if packing else 0
+    return str(nbytes or "no")
 
 
 class _Trials:
@@ -106,17 +126,26 @@ class _Trials:
     twice as fast."""
 
     def __init__(
-        self, world: AnyWorld, folder: str, values: list[bytes], application: Application, seconds: float
+        self,
+        world: AnyWorld,
+        folder: str,
+        keys: list[bytes],
+        values: list[bytes],
+        application: Application,
+        seconds: float,
+        block: str = "auto",
     ) -> None:
-        self._world, self._n, self._seconds = world, len(values), seconds
+        """block : as of PackOptions"""
+        self._world, self._n, self._seconds, self._block = world, len(values), seconds, block
+        self.packings: dict[Candidate, Packing | None] = {}
         self._batch, self._threads = min(application.batch, len(values)), application.threads
+        folder = tempfile.mkdtemp(dir=folder)
         self._source, self._packed = os.path.join(folder, "raw"), os.path.join(folder, "packed")
         sizes = np.array([len(value) for value in values])
         with ExitStack() as stack:
             crew = stack.enter_context(closing(Crew(world)))
             writer = stack.enter_context(closing(Writer(crew.writer, self._source, subdir=False, databases=0)))
             writer.begin(None, 0, [])
-            keys = [b"%010d" % k for k in range(len(values))]
             writer.append([Batch(keys, sizes, np.frombuffer(b"".join(values), np.uint8))])
             writer.flush()
 
@@ -124,7 +153,8 @@ class _Trials:
         """The sample's file, packed."""
         if one.name == "raw":
             return self._source
-        how = PackOptions(codec=one.name, dictionary="auto" if one.dictionary else "no", force=True, verify=False)
+        dictionary = "auto" if one.dictionary else "no"
+        how = PackOptions(codec=one.name, dictionary=dictionary, block=self._block, force=True, verify=False)
         quiet = Talk(lambda line: None, lambda what, nbytes: lambda done: None)
         return pack(self._world, [self._source], self._packed, how, quiet).file
 
@@ -133,7 +163,9 @@ class _Trials:
         path = self._made(one)
         with Reader(path, comm="self", save_index=False) as reader:
             nbytes = os.path.getsize(path) - len(reader.packing.entry() if reader.packing else b"")
-        return replace(one, seconds=self._threads / self._rate(path, "global"), stored=nbytes / self._n)
+        one = replace(one, seconds=self._threads / self._rate(path, "global"), stored=nbytes / self._n)
+        self.packings[one] = reader.packing
+        return one
 
     def rates(self, one: Candidate) -> dict[str, float]:
         """Records per second by order."""
@@ -145,7 +177,7 @@ class _Trials:
         rates, options = list[tuple[int, float]](), Options(decode_threads=self._threads)
         end = time.perf_counter() + self._seconds
         with Loader(path, self._batch, comm="self", shuffle=shuffle, drop_last=True, options=options) as loader:
-            while time.perf_counter() < end or len(rates) < 2:
+            while time.perf_counter() < end or len(rates) < 4:
                 before, begin = loader.stats()["store_reads"], time.perf_counter()
                 rate = sum(len(records.ids) for records in loader) / (time.perf_counter() - begin)
                 rates.append((loader.stats()["store_reads"] - before, rate))

@@ -67,3 +67,7 @@ def _first_uses(
                 seen[chunk] = True
                 left -= 1
                 yield chunk
+    if context.world.nodes == 1 and not context.options.once:
+        # What this epoch drops, or left behind before it was resumed. A fill would begin in each epoch otherwise, and
+        # the memory of a job in key order never be whole.
+        yield from used[~seen[used]].tolist()
