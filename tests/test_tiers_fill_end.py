@@ -40,22 +40,27 @@ def look(end: FillEnd, records: int, waited_s: float) -> None:
 def waits(states: Any, record_s: float, to_come: list[int], waited_s: float = 0.0) -> list[float]:
     """The limits of the waits of a rank that has 1,000 records to read, after looks at 100 chunks and these."""
     end = FillEnd(states)
+    chunk_s, states.chunk_s = states.chunk_s, 0.0  # nothing has come
     look(end, 1000, 7.0)
-    end.record_s = record_s
+    assert states.waits == [0.02]
+    states.waits.clear()
+    end.record_s, states.chunk_s = record_s, chunk_s
     for states.to_come in to_come:
         look(end, 1000, 7.0 + waited_s)
     return states.waits
 
 
-def test_waits_for_what_is_sooner_there_than_read() -> None:
-    assert waits(Played(), 0.001, [20]) == pytest.approx([0.02])  # the rest in 10 ms, or 1 s alone
+@pytest.mark.parametrize("record_s", [0.001, 0.0])
+def test_waits_for_what_is_sooner_there_than_read(record_s: float) -> None:
+    """The rest is there in 10 ms. Alone it takes 1 s, or nobody knows how long."""
+    assert waits(Played(), record_s, [20]) == pytest.approx([0.02])
 
 
 @pytest.mark.parametrize(
     ("record_s", "to_come", "chunk_s"),
     [
         (9e-6, 20, 0.0005),  # 9 ms alone
-        (0.0, 20, 0.0005),  # it has read nothing by itself yet
+        (0.0, 90, 0.4),  # it has read nothing by itself yet
         (1.0, 100, 0.0),  # nothing has come
         (1.0, 90, 0.4),  # 36 s
         (1.0, 0, 0.0005),  # all is there
@@ -65,10 +70,21 @@ def test_reads_by_itself(record_s, to_come, chunk_s) -> None:
     assert waits(Played(chunk_s), record_s, [to_come]) == []
 
 
-def test_a_fill_that_does_not_come_is_waited_for_once() -> None:
+def test_a_fill_that_does_not_come_is_waited_for_twice_and_no_more() -> None:
     states = Played()
     states.comes = False
-    assert len(waits(states, 0.001, [20, 10, 1])) == 1
+    assert len(waits(states, 0.001, [20, 10, 1])) == 2
+
+
+def test_a_fill_that_is_late_and_comes_is_waited_for() -> None:
+    class Late(Played):
+        def wait_coming(self, chunks: np.ndarray, check: Any, limit_s: float, *, absent: bool = False) -> bool:
+            self.comes = self.to_come < 10
+            if absent and self.chunk_s:
+                self.to_come -= 5
+            return super().wait_coming(chunks, check, limit_s, absent=absent)
+
+    assert len(waits(Late(), 0.001, [20])) == 4
 
 
 @pytest.mark.parametrize(("waited_s", "expected"), [(36.1, [72.0]), (35.9, [])])

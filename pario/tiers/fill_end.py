@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -25,7 +26,9 @@ class FillEnd:
     reads out of the page cache takes the cores that the fill needs. How many epochs will gain from it nobody knows. So
     it waits as soon as the script has waited for batches as long as the fill still needs: it then waits at most twice
     as long as it had to, whatever comes. (R. M. Karp, On-line algorithms versus off-line algorithms, 1992: the rental
-    of skis.) A script that computes while records are read does not wait for batches, nor for the fill.
+    of skis.) A script that computes while records are read does not wait for batches, nor for the fill. All wait as
+    long as a start takes anyway, if the fill ends within that: 41,000 records of 3 KB from a cold disk in "global"
+    order take 79 ms, and 99 where the first batches are read meanwhile.
 
     record_s : seconds of each record that this rank reads by itself, kept up to date by the caller
     """
@@ -42,7 +45,7 @@ class FillEnd:
         """
         left = self._states.left()
         if left > self._last:  # a fill begins, or chunks were given back
-            self._waited_s, self._holds = waited_s, True
+            self._waited_s, self._holds, self._first = waited_s, True, True
         self._last = left
         return left
 
@@ -53,8 +56,16 @@ class FillEnd:
         waited_s : as in `left`
         check : called now and then; may raise
         """
-        self._states.wait_coming(chunks, check, _COMING_S)
-        if self._holds:
-            needs = self._states.left_s()
-            if 0 < needs < max(min(self.record_s * records, _START_S), waited_s - self._waited_s):
-                self._holds = self._states.wait_coming(chunks, check, 2 * needs, absent=True)
+        # Nothing foretells the end before a chunk is there.
+        self._states.wait_coming(chunks, check, _COMING_S, absent=self._first and not self._states.left_s())
+        self._first = False
+        # What it costs this rank to read by itself is unknown before it does: as long as the fill, for whole epochs.
+        limit = max(min(self.record_s * records or _START_S, _START_S), waited_s - self._waited_s)
+        end, before = time.monotonic() + 2 * limit, -1
+        while self._holds and 0 < (needs := self._states.left_s()) < limit:
+            left = self._states.left()
+            if self._states.wait_coming(chunks, check, 2 * needs, absent=True):
+                break
+            # What the first chunks cost may foretell too little. (Without another look a rank read the rest by itself:
+            # 20 of 100 ms.)
+            self._holds, before = left != before and time.monotonic() < end, left

@@ -3,9 +3,9 @@
     pario-copy threads   page cache, or the disk past it --> memory tier     (kernels/fill.py, beside the interpreter)
     pario-order thread   which chunks, in the order of their first use; how many the tier has room for
 
-Nobody waits for a chunk whose copy has not begun: a rank reads what is absent by itself. The threads take the time that
-cores are idle (SCHED_IDLE); some of them, which limit themselves, take at least a tenth of the node's cores, so that a
-fill also ends where the ranks leave no core idle.
+Nobody waits for a chunk whose copy has not begun, unless the fill ends soon (fill_end.py): a rank reads what is absent
+by itself. The threads take what others leave of the cores (nice 19); some of them, which limit themselves, take at
+least a tenth of the node's cores, so that a fill also ends where the ranks leave little.
 """
 
 from __future__ import annotations
@@ -207,13 +207,13 @@ class LocalFill:
             self._failed(error)
 
     def cancel(self, limit_s: float = math.inf) -> bool:
-        """Copy no more. Does not wait for the chunks under way: a thread that runs only on idle cores may take long for
-        its last one, and all that it needs is its own. Idempotent; takes no lock."""
+        """Copy no more. Does not wait for the chunks under way: a thread that takes what others leave may take long
+        for its last one, and all that it needs is its own. Idempotent; takes no lock."""
         self._words[kernels.STOP] = 1
         for thread in self._threads:
             if thread.is_alive() and thread.native_id is not None:
                 with suppress(OSError):  # root may, and anyone who has RLIMIT_NICE
-                    os.sched_setscheduler(thread.native_id, os.SCHED_OTHER, os.sched_param(0))
+                    os.setpriority(os.PRIO_PROCESS, thread.native_id, os.getpriority(os.PRIO_PROCESS, os.getpid()))
         return True
 
     def _close(self) -> None:
