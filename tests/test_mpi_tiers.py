@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from itertools import chain
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from pario.comm.world import get_world
 from pario.dataset import host as host_module
 from pario.dataset.host import Host
 from pario.errors import OptionError, PeerError, ReadError
+from pario.feed import seat
 from pario.fetch.file import FileFetcher
 from pario.tiers import asking
 
@@ -104,6 +106,30 @@ def test_the_ranks_of_a_node_share_one_memory(world, path, store_bytes, shuffle)
         if nodes == 1:
             assert epoch(loader) == list(range(N))
             assert world.allgather(sum(store_bytes)) == [0] * world.size
+
+
+def test_no_filling_looks_for_what_other_nodes_read(world, tmp_path_factory, monkeypatch):
+    """In key order a node's memory never gets all chunks: each epoch began a filling that found nothing to do."""
+    place = world.bcast(str(tmp_path_factory.mktemp("key") / "x.lmdb") if world.rank == 0 else None)
+    n = 40 * world.size + 7
+    if world.rank == 0:
+        with lmdb.open(place, map_size=1 << 28) as env, env.begin(write=True) as txn:
+            for i in range(n):
+                txn.put(b"%06d" % i, np.full(100_000, i % 251, np.uint8).tobytes())
+    begun = []
+    begin = seat.begin_fill
+    monkeypatch.setattr(seat, "begin_fill", lambda *a: (begun.append((made := begin(*a)) is not None), made)[1])
+    everyones = [[True]]
+    with pario.Loader(place, 20, drop_last=True) as loader:
+        for _ in range(500):
+            for batch in loader:
+                time.sleep(0.002)  # the filling of an epoch that has ended is cancelled
+                assert [batch["data"][a] for a in batch["offsets"][:-1]] == [i % 251 for i in batch.ids]
+            everyones = world.allgather(begun)
+            if not any(begun[-1] for begun in everyones if begun):
+                break
+    assert any(begun[0] for begun in everyones if begun)
+    assert not any(begun[-1] for begun in everyones if begun)
 
 
 def test_a_disk_of_the_node(world, path, store_bytes, tmp_path_factory):

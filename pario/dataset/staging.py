@@ -56,6 +56,7 @@ class Stage:
         no process of its own serves the node
     keeps : bool[chunks]: this node's part of the placement; None without one
     chosen : the records that are read; None: all
+    needed : i64[n], the chunks that this node's ranks read in each epoch; None where epochs differ, or it is unknown
     """
 
     tiers: list[AnyTier]
@@ -75,6 +76,7 @@ class Stage:
     _brings: np.ndarray | None = None
     chosen: Selection | None = None
     _used: np.ndarray | None = None
+    needed: np.ndarray | None = None
     _also: int | None = None
     #: whether what keeps its copies is there no more
     is_lost: Callable[[], bool] = lambda: False

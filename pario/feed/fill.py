@@ -10,6 +10,7 @@ from pario.comm.farewell import describe
 from pario.errors import RankError
 from pario.feed.source import Context
 from pario.fetch.joined import bases_of
+from pario.plan.epoch import KeyOrder
 from pario.plan.stream import Work
 from pario.tiers.fill import Filler
 from pario.tiers.local_fill import LocalFill, can_compare
@@ -28,7 +29,7 @@ def begin_fill(context: Context, work: Work, memory: MemoryTier) -> Fill | None:
     used = stage.used(index, reader.checked)
     for chunk in np.setdiff1d(np.flatnonzero(held), used).tolist():  # they would take the room of others
         memory.give_back(chunk)
-    if held[used].all() or (stage.local and context.options.once):
+    if held[used if stage.needed is None else stage.needed].all() or (stage.local and context.options.once):
         memory.say_whole(used)
         memory.announce(False)
         return None
@@ -56,18 +57,22 @@ def _first_uses(
     """The chunks of this node's records that are not in `seen`, in the order of their first use. Those of a group come
     in file order, which makes long reads of neighbours."""
     index, checked, grid = context.reader.index, context.reader.checked, memory.grid
-    schedule, left = work.schedule, int((~seen[used]).sum())
+    schedule, left, needed = work.schedule, int((~seen[used]).sum()), np.zeros(len(seen), bool)
     for group in range(schedule.groups):
         if not left:
             return
         ids, _, _ = context.node_records(schedule, work.order, group)
         offsets, nbytes = index.extents_of(ids)
-        for chunk in grid.chunks_at(*checked.spans(offsets, nbytes)).tolist():
+        chunks = grid.chunks_at(*checked.spans(offsets, nbytes))
+        needed[chunks] = True
+        for chunk in chunks.tolist():
             if not seen[chunk]:
                 seen[chunk] = True
                 left -= 1
                 yield chunk
-    if context.world.nodes == 1 and not context.options.once:
-        # What this epoch drops, or left behind before it was resumed. A fill would begin in each epoch otherwise, and
-        # the memory of a job in key order never be whole.
+    # In key order no epoch needs the rest, and a filling that looks for it would begin in each.
+    if context.world.nodes == 1 and not context.options.once:  # of what is dropped, or was read before this was resumed
         yield from used[~seen[used]].tolist()
+    elif isinstance(work.order, KeyOrder) and schedule.is_even and not work.start:  # of other nodes
+        assert context.reader.stage is not None
+        context.reader.stage.needed = np.flatnonzero(needed)
