@@ -10,7 +10,6 @@ from pario.comm.farewell import describe
 from pario.errors import RankError
 from pario.feed.source import Context
 from pario.fetch.joined import bases_of
-from pario.plan.epoch import KeyOrder
 from pario.plan.stream import Work
 from pario.tiers.fill import Filler
 from pario.tiers.local_fill import LocalFill, can_compare
@@ -73,6 +72,6 @@ def _first_uses(
     # In key order no epoch needs the rest, and a filling that looks for it would begin in each.
     if context.world.nodes == 1 and not context.options.once:  # of what is dropped, or was read before this was resumed
         yield from used[~seen[used]].tolist()
-    elif isinstance(work.order, KeyOrder) and schedule.is_even and not work.start:  # of other nodes
+    elif work.stream.repeats and not work.start:  # of other nodes
         assert context.reader.stage is not None
         context.reader.stage.needed = np.flatnonzero(needed)

@@ -54,6 +54,11 @@ class Stream:
         """Records of a full step on all seats together."""
         return self.batch_size * self.seats
 
+    @property
+    def repeats(self) -> bool:
+        """Whether all epochs are the same."""
+        return not self.shuffle and self.mixture is None and self.costs is None
+
     def order(self, epoch: int) -> Order:
         if self.mixture is not None:
             return MixedOrder(self.mixture, self.shuffle, self.seed, epoch)
