@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -132,6 +133,32 @@ def test_reads_that_take_long_go_one_by_one(gated) -> None:
     pool.read(reads, out, starts)
     assert gated.parts == [1] * 200
     assert pool.close(20)
+
+
+def test_what_memory_has_says_nothing_about_the_store(tmp_path) -> None:
+    """It answers at once: threads would take long parts of what the store has, and the law find the store quick."""
+
+    class Half(PosixFetcher):
+        """Every other read is a copy out of memory; the others take 12 ms."""
+
+        def read(self, reads, out, starts):
+            self.last = int((reads["offset"] % 32 == 0).sum())
+            time.sleep(0.012 * self.last)
+            parts.append(len(reads))
+            super().read(reads, out, starts)
+
+        def missed(self, reads):
+            return self.last
+
+    parts: list[int] = []
+    np.arange(1 << 16, dtype=np.uint8).tofile(tmp_path / "data.mdb")
+    with closing(Half(str(tmp_path / "data.mdb"))) as half:
+        pool = ReadPool(half, 1)
+        reads, out, starts = reads_of(60)
+        pool.read(reads, out, starts)
+        assert parts == [1] * 60
+        assert pool.latency >= 0.012
+        assert pool.close(20)
 
 
 def test_parts_of_a_job() -> None:

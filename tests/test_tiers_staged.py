@@ -113,6 +113,10 @@ def test_without_room_just_what_was_asked_for(store: CountingStore) -> None:
     assert get(fetcher, *ranges) == right(*ranges)
     missing = [(5, 10), (CHUNK - 3, 6), (2 * CHUNK - 4, 4), (3 * CHUNK, 4), (GRID.file_bytes - 9, 9)]
     assert store.seen == missing, "neighbours in two chunks are one read"
+    get(fetcher, (2 * CHUNK + 5, 7), (5, 10), (2 * CHUNK, 1))
+    assert fetcher.missed(3) == 1
+    get(fetcher, (2 * CHUNK + 5, 7))
+    assert fetcher.missed(1) == 0
 
 
 def test_a_further_tier_serves_the_nearer_one(store: CountingStore, tmp_path: Path) -> None:

@@ -59,6 +59,10 @@ class Fetcher(ABC):
         short.
         """
 
+    def missed(self, reads: int) -> int:
+        """How many of these reads, this thread's last `read`, were no copies out of memory."""
+        return reads
+
     def announce(self, operations: int) -> None:
         """The caller is about to send this many metadata operations to the store by itself. Waits while the store is
         not to be asked for more (limited.py)."""

@@ -48,10 +48,11 @@ class AnyTier(ABC):
     grid : of the data file
     counts : what this process has done with it
     asks : `fill` lets another process bring the chunk, which asks the store
+    near : its reads are copies out of memory
     """
 
     name: str
-    asks = False
+    asks = near = False
     grid: Grid
     counts: Counts
 

@@ -61,7 +61,7 @@ class MemoryTier(AnyTier):
         Nobody writes to it: that would change the record for this process in all later epochs
     """
 
-    name = "memory"
+    name, near = "memory", True
     _states_kind: type[ChunkStates] = ChunkStates
 
     def __init__(self, grid: Grid, files: tuple[int, int], *, budget: int = 0) -> None:

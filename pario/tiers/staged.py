@@ -83,7 +83,7 @@ class StagedFetcher(Fetcher):
         self._read_bytes = -(-read_bytes // _ALIGN) * _ALIGN
         self._peers: Peers | None = None
         self._keeps: np.ndarray | None = None
-        self._lock = threading.Lock()
+        self._lock, self._last = threading.Lock(), threading.local()
         self._on_their_way: dict[int, threading.Event] = {}
         self._had = np.zeros(grid.chunks, bool)  # chunks that were put into a tier
 
@@ -114,6 +114,7 @@ class StagedFetcher(Fetcher):
         extents = _extents(offsets, np.minimum(nbytes, self.nbytes - offsets))
         left = np.arange(len(extents))
         left = self._take(self.tiers[:1], extents, out, starts, left)
+        self._last.missed = len(left) if self.tiers and self.tiers[0].near else len(extents)
         if len(left) and not self._local:
             self._bring_all(offsets[left] // self.grid.chunk_bytes)
             left = self._take(self.tiers, extents, out, starts, left)
@@ -123,6 +124,9 @@ class StagedFetcher(Fetcher):
             reads, starts = _joined(offsets[left], nbytes[left], starts[left])
             self._store.read(reads, out, starts)
             self._taken(reads)
+
+    def missed(self, reads: int) -> int:
+        return min(reads, self._last.missed)
 
     def _taken(self, reads: np.ndarray) -> None:
         """The store has given these bytes to the caller, who will `look`."""
