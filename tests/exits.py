@@ -289,7 +289,7 @@ def main(folder: Path, repeats: int, limit_s: float, cells: list[str]) -> Any:
         for shuffle in (False, "global", "block"):
             with pario.Loader(str(folder / "a"), BATCH, decode, shuffle=shuffle) as warm:
                 list(warm)
-        end = time.monotonic() + 60  # a fill's threads run on idle cores alone, and nobody waits for their last chunk
+        end = time.monotonic() + 60  # a fill's threads take what others leave, and nobody waits for their last chunk
         while threading.active_count() > 1:
             assert time.monotonic() < end, threading.enumerate()
             time.sleep(0.01)

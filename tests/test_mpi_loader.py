@@ -351,7 +351,7 @@ def test_loaders_give_everything_back(world, path, closes):
     """Those that somebody closes without a garbage collector, and the next one takes the communicators of the last; of
     one that the script just drops, threads that are still busy may keep a cycle of objects."""
 
-    # The threads of a fill run on idle cores alone, and several ranks on a busy machine leave them none for a minute:
+    # The threads of a fill take what others leave, and several ranks on a busy machine leave them little for a minute:
     # they, too, keep what nobody closes. A single rank tries it with a fill.
     options = pario.Options(once=not closes and world.size > 1)
 

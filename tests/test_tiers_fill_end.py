@@ -70,10 +70,25 @@ def test_reads_by_itself(record_s, to_come, chunk_s) -> None:
     assert waits(Played(chunk_s), record_s, [to_come]) == []
 
 
-def test_a_fill_that_does_not_come_is_waited_for_twice_and_no_more() -> None:
+def test_a_fill_that_does_not_come_is_waited_for_once() -> None:
     states = Played()
     states.comes = False
-    assert len(waits(states, 0.001, [20, 10, 1])) == 2
+    assert len(waits(states, 0.001, [20, 10, 1])) == 1
+
+
+def test_no_wait_goes_beyond_twice_the_limit(monkeypatch) -> None:
+    """However often the fill comes a little nearer. The limit is 0.25 s, of a start."""
+    now = [100.0]
+    monkeypatch.setattr("pario.tiers.fill_end.time.monotonic", lambda: now[0])
+
+    class Slow(Played):
+        def wait_coming(self, chunks: np.ndarray, check: Any, limit_s: float, *, absent: bool = False) -> bool:
+            super().wait_coming(chunks, check, limit_s, absent=absent)
+            if absent and self.chunk_s:
+                self.to_come, now[0] = self.to_come - 1, now[0] + limit_s
+            return not absent
+
+    assert sum(waits(Slow(), 0.0, [90])) == pytest.approx(0.5)
 
 
 def test_a_fill_that_is_late_and_comes_is_waited_for() -> None:

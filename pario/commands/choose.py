@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 
 from pario import machine
+from pario.codec.listing import LONGEST_KEY
 from pario.codec.packing import Packing
 from pario.codec.select import Application, Candidate, Selection, Store, Verdict, select
 from pario.codec.trial import measure_all
@@ -38,8 +39,6 @@ from pario.records import EXTENT
 #: Reads of the store under way at once, and bytes of each, as the memory tier reads.
 _INFLIGHT, _READ = 8, 1 << 20
 _MOST_SAMPLES = 16 << 20
-#: bytes of a key that any LMDB takes
-_KEY = 511
 #: What a prediction speaks of: words, and a Loader's `shuffle`.
 ORDERS: dict[str, Literal[False, "block", "global"]] = {
     "key order": False, '"block" order': "block", '"global" order': "global",
@@ -108,7 +107,7 @@ def _sample(path: str, db: str | None, wanted: int) -> tuple[list[bytes], list[b
         ids = ids if len(ids) <= few else np.sort(rng.choice(ids, few, replace=False))
         values = [value.tobytes() for value in reader.read(ids) if len(value)] or [b"\0"]
         keys = sorted(set(reader.keys(ids)))  # blocks depend on their lengths
-    if len(keys) < len(ids) or max(map(len, keys)) > _KEY:
+    if len(keys) < len(ids) or max(map(len, keys)) > LONGEST_KEY:
         keys = [b"%010d" % k for k in range(len(ids))]
     return keys[: len(values)], values, n
 

@@ -95,5 +95,8 @@ def _run(command: list[str]) -> int:
 
 def _family(pid: int) -> list[int]:
     """A process and all that it has started, as far as they are there, the eldest first."""
-    children = " ".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")).split()
+    children = list[str]()
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):  # it ends meanwhile
+            children += path.read_text().split()
     return [pid, *(each for child in children for each in _family(int(child)))]

@@ -39,7 +39,7 @@ _THREAD_CPU, _MONOTONIC = 3, 1
 #: as one that looks at each chunk that has come: first epochs of 41,000 records of 3 KB from a cold disk on 1, 2, 4
 #: ranks of 2 cores 97, 129, 172 ms, so 79, 106, 129; out of the page cache 51, 96, 136, so 51, 100, 128. Scripts that
 #: keep both cores busy lose nothing: 2 ranks that compute for 2 ms a batch 275, so 276.)
-NICE = 19
+_NICE = 19
 _PAGE = 4096
 #: Pauses in microseconds: while nothing may be taken, and the longest of a thread that has had its share.
 _PAUSE_US, _LONGEST_US = 1000, 50_000
@@ -148,7 +148,7 @@ def fill_chunks(order, words, states, coming, head, files, stamps, chunk_bytes, 
         for seconds on a busy machine.
     """
     found, time = np.empty(max(stamps.shape[1], _STATX_BYTES + 1), np.uint8), np.zeros(2, np.int64)
-    if share == 0 and _nice(types.intc(os.PRIO_PROCESS), types.intc(0), types.intc(NICE)) != 0:
+    if share == 0 and _nice(types.intc(os.PRIO_PROCESS), types.intc(0), types.intc(_NICE)) != 0:
         share = least
     begin, spent = _seconds(_MONOTONIC, time), _seconds(_THREAD_CPU, time)
     while True:

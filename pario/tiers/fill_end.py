@@ -14,7 +14,7 @@ _START_S = 0.25
 #: The longest that a rank waits for a chunk that is being copied before it reads the bytes itself, in seconds. (The
 #: first three epochs of 4 ranks on 2 nodes, all cached: 204, 19, 15 ms with 3 KB records in "global" order, and 257,
 #: 125, 182 with 150 KB. Without the wait for what the page cache has: 155, 114, 182, and 100, 188, 195, because the
-#: fill takes only the time that cores are idle.)
+#: fill took only the time that cores were idle.)
 _COMING_S = 0.02
 
 
@@ -61,11 +61,11 @@ class FillEnd:
         self._first = False
         # What it costs this rank to read by itself is unknown before it does: as long as the fill, for whole epochs.
         limit = max(min(self.record_s * records or _START_S, _START_S), waited_s - self._waited_s)
-        end, before = time.monotonic() + 2 * limit, -1
+        end = time.monotonic() + 2 * limit
         while self._holds and 0 < (needs := self._states.left_s()) < limit:
-            left = self._states.left()
-            if self._states.wait_coming(chunks, check, 2 * needs, absent=True):
+            left, longest = self._states.left(), end - time.monotonic()
+            if self._states.wait_coming(chunks, check, min(2 * needs, longest), absent=True):
                 break
             # What the first chunks cost may foretell too little. (Without another look a rank read the rest by itself:
             # 20 of 100 ms.)
-            self._holds, before = left != before and time.monotonic() < end, left
+            self._holds = self._states.left() < left and 2 * needs < longest
