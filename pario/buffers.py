@@ -26,6 +26,10 @@ def large_pages(nbytes: int) -> np.ndarray:
     return memory[-memory.ctypes.data % _LARGE :][:whole]
 
 
+#: What `take` is asked for: name -> (shape, dtype).
+Shapes = Mapping[str, tuple[tuple[int, ...], np.dtype]]
+
+
 class _Lease:
     """Owns one block for as long as any array made from it lives.
 
@@ -58,35 +62,40 @@ class BatchBuffers:
         self._free: list[np.ndarray] = []
         self._allocated = 0
         self._lock = threading.Lock()
+        self._layout: tuple[Shapes, dict[str, int], int] = {}, {}, 0
 
     @property
     def allocated_bytes(self) -> int:
         """Memory of all blocks, in use or not."""
         return self._allocated
 
-    def take(self, shapes: Mapping[str, tuple[tuple[int, ...], np.dtype]]) -> dict[str, np.ndarray]:
+    def take(self, shapes: Shapes) -> dict[str, np.ndarray]:
         """Arrays of these shapes and dtypes, uninitialised, in one block. Those of objects lie apart, uncounted."""
-        places = {}
-        total = 0
-        objects = {name: np.empty(shape, dtype) for name, (shape, dtype) in shapes.items() if dtype.hasobject}
-        for name, (shape, dtype) in shapes.items():
-            if name not in objects:
-                places[name] = total
-                total += -(-dtype.itemsize * prod(shape) // _ALIGN) * _ALIGN
+        before, places, total = self._layout
+        if shapes != before:  # most batches are like the last one
+            places, total = {}, 0
+            for name, (shape, dtype) in shapes.items():
+                if not dtype.hasobject:
+                    places[name] = total
+                    total += -(-dtype.itemsize * prod(shape) // _ALIGN) * _ALIGN
+            self._layout = dict(shapes), places, total
         root = np.asarray(_Lease(self._block(total), self))
-        arrays = {name: np.ndarray(*shapes[name], root, start) for name, start in places.items()}
-        if objects:  # in the decoder's order, which `x, y = batch` has
-            return {name: objects[name] if name in objects else arrays[name] for name in shapes}
-        return arrays
+        return {  # in the decoder's order, which `x, y = batch` has
+            name: np.ndarray(*each, root, places[name]) if name in places else np.empty(*each)
+            for name, each in shapes.items()
+        }
 
     def _block(self, nbytes: int) -> np.ndarray:
         with self._lock:
             while self._returned:
                 self._free.append(self._returned.popleft())
-            fitting = [i for i, block in enumerate(self._free) if nbytes <= block.nbytes <= 4 * nbytes + 4096]
-            if fitting:
+            best, most = -1, 4 * nbytes + 4096
+            for i, block in enumerate(self._free):
                 # Of those of one size the one that came back last: a core's cache may still hold it.
-                return self._free.pop(min(fitting, key=lambda i: (self._free[i].nbytes, -i)))
+                if nbytes <= block.nbytes <= most:
+                    best, most = i, block.nbytes
+            if best >= 0:
+                return self._free.pop(best)
             # One eighth more than requested, so that batches of variable size fit each other's blocks.
             size = (nbytes + nbytes // 8 + _ALIGN + 4095) // 4096 * 4096
             while self._free and self._allocated + size > self.held_bytes:

@@ -278,13 +278,15 @@ def test_the_filler_brings_chunks_in_order_and_says_when_it_ends(store: Counting
     filler = filled(staged(store, memory), [3, 1, 0], 1, errors)
     assert memory.states.wait(np.array([0, 1, 3]), lambda: None, 0.01)
     assert not memory.states.wait(np.array([2]), lambda: None, 0.01), "nothing is on its way any more"
-    before = memory.states.whole()
-    assert before is not None
+    first, last = np.array([0, 3]), np.array([1, 3])
+    before, given = memory.states.generation(first, last), memory.states.given
+    assert before > 0
+    assert memory.states.generation(first, last + 1) == -1, "chunk 2 was never brought"
     memory.give_back(1)
-    assert memory.states.whole() is None
+    assert memory.states.generation(first, last) == -1
     memory.put(1, DATA[CHUNK : 2 * CHUNK])
-    memory.say_whole(np.array([0, 1]))
-    assert memory.states.whole() not in (None, before), "it was not there all the time"
+    assert memory.states.generation(first, last) > before, "it was not there all the time"
+    assert memory.states.given == given + 1
     assert filler.cancel(10)
     assert [offset // CHUNK for offset, _ in store.seen] == [3, 1, 0]
     assert errors == []
@@ -314,7 +316,7 @@ def test_the_filler_finds_its_depth(long_store: CountingStore) -> None:
     assert filler.cancel(10)
     assert errors == []
     assert most >= 8, "a store that serves any number of reads at once is asked for many"
-    assert memory.states.whole() is not None
+    assert memory.held().all()
     assert sorted(offset for offset, _ in long_store.seen) == [16384 * k for k in range(grid.chunks)], "each once"
     held = np.zeros(LONG.nbytes, np.uint8)
     assert memory.read(0, held[:16384])

@@ -355,7 +355,6 @@ class Host:
             stage.fetcher,
             stage.memory,
             iter(chunks.tolist()),
-            np.flatnonzero(stage.keeps),
             stats=RankStats(),
             failed=failed,
         )

@@ -26,6 +26,7 @@ from pario.threads import Workers
 from pario.tune.decoding import DecodeTuner, Loop
 
 _log = logging.getLogger("pario")
+_I64 = np.dtype(np.int64)
 _IDS = "\0ids"  # the record ids share a block of memory with the decoder's arrays
 
 
@@ -102,11 +103,10 @@ class DecodeStep:
 
     def arrays(self, records: Records, rows: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Memory for a batch of `rows` rows, of which `records` are the first: (arrays by name, i64[rows] ids)."""
-        shapes = dict(self.decoder.shapes(records))
+        shapes = self.decoder.shapes(records)
         if rows * self.decoder.records_per_row != len(records):  # decoder.by_rows: only the first axis differs
             shapes = {name: ((rows, *shape[1:]), dtype) for name, (shape, dtype) in shapes.items()}
-        shapes[_IDS] = ((rows,), np.dtype(np.int64))
-        arrays = self.held.take(shapes)
+        arrays = self.held.take({**shapes, _IDS: ((rows,), _I64)})
         if self.workers is not None:
             self._batch_bytes = max(self._batch_bytes, sum(array.nbytes for array in arrays.values()))
         ids = arrays.pop(_IDS)

@@ -29,7 +29,6 @@ def begin_fill(context: Context, work: Work, memory: MemoryTier) -> Fill | None:
     for chunk in np.setdiff1d(np.flatnonzero(held), used).tolist():  # they would take the room of others
         memory.give_back(chunk)
     if held[used if stage.needed is None else stage.needed].all() or (stage.local and context.options.once):
-        memory.say_whole(used)
         memory.announce(False)
         return None
 
@@ -47,7 +46,7 @@ def begin_fill(context: Context, work: Work, memory: MemoryTier) -> Fill | None:
     inflight = reader.file.knobs["inflight"]
     if inflight.value < usual:  # chunks are longer than the reads that begin with one or two in flight
         inflight.turn(usual, "nothing is measured yet")
-    return Filler(reader.file.pool, stage.fetcher, memory, chunks, used, stats=context.stats, failed=failed)
+    return Filler(reader.file.pool, stage.fetcher, memory, chunks, stats=context.stats, failed=failed)
 
 
 def _first_uses(

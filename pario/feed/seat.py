@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -30,7 +31,6 @@ from pario.comm.memory import PAGE
 from pario.errors import CorruptedError
 from pario.feed.fill import Fill, begin_fill
 from pario.feed.source import Ahead, Context, Piece, Source
-from pario.fetch.checked import NONE_SEEN
 from pario.kernels.pack import copy_ranges
 from pario.options import READ_BYTES
 from pario.plan.coalesce import coalesce
@@ -58,14 +58,17 @@ _NOTHING = np.empty(0, np.uint8)
 
 
 class Places(NamedTuple):
-    """Records, one per row: ids and extents, i64[n] each."""
+    """Records, one per row, i64[n] each: ids, extents, and the first and the last chunk of what they and their checks
+    need (0 without a tier)."""
 
     ids: np.ndarray
     offsets: np.ndarray
     nbytes: np.ndarray
+    first: np.ndarray
+    last: np.ndarray
 
     def part(self, rows: slice) -> Places:
-        return Places(self.ids[rows], self.offsets[rows], self.nbytes[rows])
+        return Places(*[column[rows] for column in self])
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,20 +80,19 @@ class _Share:
     places: Places
     rows: np.ndarray
 
-    def step(self, step: int) -> tuple[Places, np.ndarray]:
+    def part(self, step: int) -> slice:
+        """Where the records of this step are."""
         k, last = step - self.first, len(self.cuts) - 1
-        part = slice(self.cuts[min(k, last)], self.cuts[min(k + 1, last)]) if k >= 0 else slice(0, 0)
-        return self.places.part(part), self.rows[part]
+        return slice(self.cuts[min(k, last)], self.cuts[min(k + 1, last)]) if k >= 0 else slice(0, 0)
 
 
 @dataclass(slots=True)
 class _Mark:
-    """Of a piece: its records; and, where they are decoded out of the tier, the chunks that hold them (None: all chunks
-    are there), and their state, which must be the same afterwards."""
+    """Of a piece: its records; and the generation of their chunks where they are decoded out of the tier, which must be
+    the same afterwards, else -1."""
 
     places: Places
-    chunks: np.ndarray | None = None
-    before: object = None
+    before: int = -1
 
 
 class Seat(Source):
@@ -115,10 +117,9 @@ class Seat(Source):
         self._local = stage is None or stage.local
         self._said = context.world.rank != 0
         self._fill: Fill | None = None
-        if memory is not None:
-            self._view = memory.kernel_view if own_kernels else memory.view
-            if context.world.is_leader:
-                self._fill = begin_fill(context, work, memory)
+        self._own_kernels = own_kernels
+        if memory is not None and context.world.is_leader:
+            self._fill = begin_fill(context, work, memory)
         self._shares: dict[int, _Share] = {}
         self._planning = threading.RLock()  # guards the shares
         self._scratch = threading.local()
@@ -170,11 +171,11 @@ class Seat(Source):
     def _places(self, step: int) -> Places:
         """This rank's records of a step, row by row."""
         first, stop = self._schedule.step_groups(step)
-        parts = [self._share(group, first).step(step) for group in range(first, stop)]
-        if len(parts) == 1:
-            return parts[0][0]
-        rows = np.argsort(np.concatenate([rows for _, rows in parts]))
-        columns = zip(*(places for places, _ in parts), strict=True)
+        shares = [self._share(group, first) for group in range(first, stop)]
+        if len(shares) == 1:
+            return shares[0].places.part(shares[0].part(step))
+        rows = np.argsort(np.concatenate([share.rows[share.part(step)] for share in shares]))
+        columns = zip(*(share.places.part(share.part(step)) for share in shares), strict=True)
         return Places(*(np.concatenate(column)[rows] for column in columns))
 
     def _share(self, group: int, oldest: int) -> _Share:
@@ -188,11 +189,15 @@ class Seat(Source):
                     by_row = np.lexsort((rows, steps))
                     ids, steps, rows = ids[by_row], steps[by_row], rows[by_row]
                 offsets, nbytes = self._index.extents_of(ids)
+                begins, lengths = self._checked.spans(offsets, nbytes)
+                chunk_bytes = sys.maxsize if self._memory is None else self._memory.grid.chunk_bytes
+                ends = begins + np.maximum(lengths, 1) - 1
+                places = Places(ids, offsets, nbytes, begins // chunk_bytes, ends // chunk_bytes)
                 for old in [number for number in self._shares if number < oldest - 2]:
                     del self._shares[old]
                 first = int(steps[0]) if len(steps) else 0
                 cuts = [0, *np.cumsum(np.bincount(steps - first)).tolist()]
-                share = self._shares[group] = _Share(first, cuts, Places(ids, offsets, nbytes), rows)
+                share = self._shares[group] = _Share(first, cuts, places, rows)
             return share
 
     # -- a piece -------------------------------------------------------------------------------------------------------
@@ -201,36 +206,25 @@ class Seat(Source):
         """The whole step where the node's memory has it, or will have it; else parts that fit a core's cache."""
         begin = time.perf_counter()
         places = self._places(step)
-        rows, cuts = len(places.ids) // self.width, [0]
-        if self._in_units and self._local and not self._is_here(places):
+        rows, width, cuts = len(places.ids) // self.width, self.width, [0]
+        if self._in_units and self._local and self._generation(places) < 0:
             unit = _ALONE_BYTES if self._memory is None else _UNIT_BYTES
-            through = np.cumsum(places.nbytes.reshape(-1, self.width).sum(axis=1)) // unit
+            through = np.cumsum(places.nbytes.reshape(-1, width).sum(axis=1)) // unit
             cuts += (np.flatnonzero(np.diff(through)) + 1).tolist()
         with self._counting:
             self._stats.locate += time.perf_counter() - begin
-            self._stats.node_bytes += int(places.nbytes.sum())
+            self._stats.node_bytes += int(np.add.reduce(places.nbytes))
+        if len(cuts) == 1:
+            return [Piece(step, 0, 0, rows, True, _Mark(places))]
         edges = list(pairwise([*cuts, rows]))
-        width = self.width
         return [
-            Piece(step, k, a, b, k == len(edges) - 1, _Mark(places.part(slice(a * width, b * width))))
+            Piece(step, k, a, b, b == rows, _Mark(places.part(slice(a * width, b * width))))
             for k, (a, b) in enumerate(edges)
         ]
 
-    def _is_here(self, places: Places) -> bool:
-        """Whether the tier has the chunks in which these records begin: a quick look. (Of all their chunks, twice a
-        batch: 70 us of 200 for 64 records of 3 KB that were absent.)"""
-        if self._memory is None:
-            return False
-        states = self._memory.states
-        if states.whole() is not None:
-            return True
-        chunks = places.offsets // self._memory.grid.chunk_bytes
-        return bool((states.generation_of_each(chunks) & 1).all())
-
-    def _chunks(self, places: Places) -> np.ndarray:
-        """i64[n]: the chunks that hold these records, and what their checks need."""
-        assert self._memory is not None  # the caller has looked
-        return self._memory.grid.chunks_at(*self._checked.spans(places.offsets, places.nbytes))
+    def _generation(self, places: Places) -> int:
+        """Of the chunks that hold these records; -1 if the tier has not all of them."""
+        return -1 if self._memory is None else self._memory.states.generation(places.first, places.last)
 
     def take(self, piece: Piece, check: Callable[[], None]) -> Records:
         check()
@@ -238,61 +232,55 @@ class Seat(Source):
         if self._memory is not None:
             if self._local and self._memory.fill_end.left(self._stats.waiting):
                 begin, steps = time.perf_counter(), self._schedule.steps - piece.step
-                chunks = mark.places.offsets // self._memory.grid.chunk_bytes
                 alone = steps * self._schedule.batch_size * self.width
-                self._memory.fill_end.wait(chunks, alone, self._stats.waiting, check)
+                self._memory.fill_end.wait(mark.places.first, alone, self._stats.waiting, check)
                 self._waited(begin)
-            if not self._local or self._is_here(mark.places):
-                records = self._take_here(mark, check)
-                if records is not None:
-                    return records
-        mark.before = None
+            records = self._take_here(mark, check)
+            if records is not None:
+                return records
+        mark.before = -1
         return self._take_scratch(mark.places, check)
 
     def _take_here(self, mark: _Mark, check: Callable[[], None]) -> Records | None:
         """Out of the tier's memory; None if a chunk is not there, and is not waited for."""
         assert self._memory is not None  # the caller has looked
-        states, places = self._memory.states, mark.places
-        mark.chunks, mark.before = None, (whole := states.whole())
-        if whole is None:
-            mark.chunks = chunks = self._chunks(places)
-            if not self._local:
-                begin = time.perf_counter()
-                states.wait(chunks, self._saying(check), _LOOK_S)
-                self._waited(begin)
-            mark.before = states.generations(chunks)
-            if mark.before is None:
+        memory, places = self._memory, mark.places
+        mark.before = self._generation(places)
+        if mark.before < 0:
+            if self._local:
                 return None
+            begin = time.perf_counter()
+            chunks = memory.grid.chunks_at(*self._checked.spans(places.offsets, places.nbytes))
+            memory.states.wait(chunks, self._saying(check), _LOOK_S)
+            self._waited(begin)
+            mark.before = self._generation(places)
+            if mark.before < 0:
+                return None
+        records = Records(places.ids, memory.kernel_view, places.offsets, places.nbytes)
         try:
-            seen = NONE_SEEN if whole is None else self._memory.seen(whole, self._index, self._index.n)
-            ids, offsets, nbytes = places
-            self._checked.in_copy(Records(ids, self._memory.kernel_view, offsets, nbytes), offsets, seen)
+            seen = memory.seen(memory.states.given, self._index, self._index.n)
+            self._checked.in_copy(records, places.offsets, seen)
         except CorruptedError:
-            if self._state(mark) == mark.before:
+            if self._generation(places) == mark.before:
                 raise
             return None  # it was given back meanwhile
-        return Records(ids, self._view, offsets, nbytes)
+        return records if self._own_kernels else replace(records, data=memory.view)
 
     def release(self, piece: Piece) -> bool:
         mark: _Mark = piece.mark
-        return mark.before is None or self._state(mark) == mark.before
-
-    def _state(self, mark: _Mark) -> object:
-        assert self._memory is not None  # records are out of it
-        return self._memory.states.whole() if mark.chunks is None else self._memory.states.generations(mark.chunks)
+        return mark.before < 0 or self._generation(mark.places) == mark.before
 
     # -- what is not in the tier ---------------------------------------------------------------------------------------
 
     def _take_scratch(self, places: Places, check: Callable[[], None]) -> Records:
         """Into this thread's memory: out of the tier what is there, the rest from the file, by one plan."""
-        ids, offsets, nbytes = places
+        ids, offsets, nbytes, first, last = places
         begin = time.perf_counter()
         begins, lengths = self._checked.spans(offsets, nbytes)
         here = np.zeros(len(ids), bool)
         generations: np.ndarray | None = None
         memory = self._memory
         if memory is not None:
-            first, last = begins // memory.grid.chunk_bytes, (begins + lengths - 1) // memory.grid.chunk_bytes
             generations = memory.states.generation_of_each(first)
             here = (first == last) & (generations & 1 == 1)
         starts = np.empty(len(ids), np.int64)

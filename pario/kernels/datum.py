@@ -19,7 +19,7 @@ import numpy as np
 
 from pario.kernels.convert import crop_f32, crop_u8, draw_window
 from pario.kernels.jit import kernel
-from pario.kernels.pack import copy_bytes, settle
+from pario.kernels.pack import copy_bytes, foresee, settle
 
 #: Results of `parse`.
 OK, OUTSIDE, TRUNCATED, BAD_VARINT, BAD_TAG, BAD_LENGTH, BAD_GROUP = range(7)
@@ -218,6 +218,7 @@ def datum_u8(data, starts, nbytes, ids, draw, geometry, out, labels, failed, str
     n = 0
     row = geometry[0] * geometry[3] * geometry[4]
     for i in range(len(starts)):
+        foresee(data, starts, nbytes, i)
         status, _, channels, height, width, label, at, size, _, encoded = parse(data, starts[i], nbytes[i])
         if status != OK or encoded or not fits(geometry, channels, height, width, size):
             failed[n] = i
@@ -236,6 +237,7 @@ def datum_f32(data, starts, nbytes, ids, draw, geometry, mean, scale, out, label
     n = 0
     row = geometry[0] * geometry[3] * geometry[4]
     for i in range(len(starts)):
+        foresee(data, starts, nbytes, i)
         status, _, channels, height, width, label, at, size, _, encoded = parse(data, starts[i], nbytes[i])
         if status != OK or encoded or not fits(geometry, channels, height, width, size):
             failed[n] = i
@@ -284,6 +286,7 @@ def datum_floats(data, starts, nbytes, ids, draw, geometry, mean, scale, out, la
     row = geometry[0] * geometry[3] * geometry[4]
     values = np.empty(0, np.float32)
     for i in range(len(starts)):
+        foresee(data, starts, nbytes, i)
         status, _, channels, height, width, label, _, size, floats, encoded = parse(data, starts[i], nbytes[i])
         if status != OK or encoded or size or not fits(geometry, channels, height, width, floats):
             failed[n] = i

@@ -29,8 +29,8 @@ def copy_bytes(builder, out, out_at, src, src_at, nbytes):  # type: ignore[no-un
     cgutils.raw_memcpy(builder, to, at, nbytes, 1)
 
 
-#: Bytes of the next record that are prefetched.
-_FORESEEN = 768
+#: Bytes of the next record that are prefetched, at most: processors foresee nothing beyond a page.
+_FORESEEN = 4096
 #: What one step of `stream_bytes` moves: _LANES vectors of _VECTOR bytes, to addresses that are multiples of _VECTOR.
 _VECTOR, _LANES = 32, 4
 
@@ -86,6 +86,21 @@ def settle(streams):  # type: ignore[no-untyped-def]
 
 
 @kernel
+def foresee(data, starts, nbytes, i):  # type: ignore[no-untyped-def]
+    """Prefetch record i + 1, and where the one after it begins: no processor foresees where these are.
+
+    (256 Datums of 3 KB at random out of 165 MB: 155 us; without 224; 768 bytes of the next one alone 180, all of it 176,
+    768 bytes and where the one after it begins 189. Copies of such records alone: 137.)
+    """
+    if i + 1 < len(starts):
+        at = starts[i + 1]
+        for k in range(0, min(nbytes[i + 1], _FORESEEN), 64):
+            prefetch(data, at + k)
+    if i + 2 < len(starts):
+        prefetch(data, starts[i + 2])
+
+
+@kernel
 def pack_rows(data, starts, nbytes, out, row_nbytes, failed, streams):  # type: ignore[no-untyped-def]
     """Row i of out u8[n * row_nbytes] = record i, for records of exactly row_nbytes bytes that lie inside data.
 
@@ -95,9 +110,7 @@ def pack_rows(data, starts, nbytes, out, row_nbytes, failed, streams):  # type: 
     n = 0
     for i in range(len(starts)):
         at = starts[i]
-        if i + 1 < len(starts):  # no processor foresees where (256 records of 3 KB at random: 178 -> 149 us)
-            for k in range(0, min(row_nbytes, _FORESEEN), 64):
-                prefetch(data, starts[i + 1] + k)
+        foresee(data, starts, nbytes, i)
         if nbytes[i] == row_nbytes and at >= 0 and at <= len(data) - row_nbytes:
             move_bytes(out, i * row_nbytes, data, at, row_nbytes, streams)
         else:

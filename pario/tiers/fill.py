@@ -7,8 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-import numpy as np
-
 from pario.errors import ClosedError
 from pario.fetch.pool import ReadPool
 from pario.stats.rank import RankStats
@@ -22,7 +20,6 @@ class Filler:
 
     pool : of the rank that fills the tier
     chunks : the chunks in the order in which they are needed
-    used : i64[n], all chunks that hold records
     stats : counts the time of these reads
     failed(error) : called once, by a thread, if a chunk cannot be read; no more are brought then
     """
@@ -33,13 +30,12 @@ class Filler:
         staged: StagedFetcher,
         memory: MemoryTier,
         chunks: Iterator[int],
-        used: np.ndarray,
         *,
         stats: RankStats,
         failed: Callable[[BaseException], None],
     ) -> None:
         self._staged, self._memory = staged, memory
-        self._chunks, self._used = chunks, used
+        self._chunks = chunks
         self._failed, self._stats = failed, stats
         self._turn = threading.Condition()  # guards the iterator and those below
         self._under_way = 0
@@ -81,7 +77,6 @@ class Filler:
     def _end(self) -> None:
         """Nobody is at a chunk, and nobody will be."""
         if (self._is_last or self._stopped) and not self._under_way:
-            self._memory.say_whole(self._used)
             self._memory.announce(False)
             self._turn.notify_all()
 

@@ -72,7 +72,7 @@ class LocalFill:
     ) -> None:
         self._sources, self._memory = files, memory
         (self._stats, self._count), self._counted, self._counted_at = counts, 0, 0.0
-        self._chunks, self._used, self._failed = chunks, used, failed
+        self._chunks, self._failed = chunks, failed
         self._order = np.empty(len(used), np.int64)
         self._words = np.zeros(kernels.WORDS, np.int64)
         self.error: BaseException | None = None
@@ -164,7 +164,6 @@ class LocalFill:
         memory.settle(asked, int(words[kernels.DONE]))
         if words[kernels.STATUS]:
             self._fail(self._found(int(words[kernels.STATUS]), int(words[kernels.WHERE])))
-        memory.say_whole(self._used)
         if not words[kernels.STOP]:  # else the next epoch's fill may already have said what it will bring
             memory.states.expect(0)
         self._close()

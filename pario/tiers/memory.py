@@ -131,13 +131,13 @@ class MemoryTier(AnyTier):
         data, states = (f"/proc/{os.getpid()}/fd/{fd}" for fd in self.files)
         return data, states
 
-    def seen(self, whole: int, index: object, n: int) -> np.ndarray:
-        """u8[...], a bit for each of the n records of an index: those that this process has checked since the tier's
-        memory is whole, as `states.whole` says. (Checks of 256 records of 3 KB, at random: 70 of 370 us.)"""
+    def seen(self, given: int, index: object, n: int) -> np.ndarray:
+        """u8[...], a bit for each of the n records of an index: those that this process has checked while
+        `states.given` was this. (Checks of 256 records of 3 KB, at random: 70 of 370 us.)"""
         before, of, bits = self._seen
-        if before != whole or of is not index:
+        if before != given or of is not index:
             bits = np.zeros(-(-n // 8), np.uint8)
-            self._seen = whole, index, bits
+            self._seen = given, index, bits
         return bits
 
     def held(self) -> np.ndarray:
@@ -178,8 +178,6 @@ class MemoryTier(AnyTier):
                 self.counts.puts += 1
                 self.counts.put_bytes += nbytes
                 self.states.add(chunk)
-                if self.held_bytes >= self.grid.file_bytes and self.held().all():
-                    self.states.say_whole(np.arange(self.grid.chunks))
             else:
                 self.held_bytes = max(0, self.held_bytes - nbytes)
                 self._empty(offset, nbytes)
@@ -204,11 +202,11 @@ class MemoryTier(AnyTier):
         if not self._open:
             return False
         chunks = np.arange(offset // self.grid.chunk_bytes, -(-end // self.grid.chunk_bytes))
-        before = self.states.generations(chunks)
-        if before is None:
+        before = self.states.generation(chunks, chunks)
+        if before < 0:
             return False
         out[:] = self.view[offset:end]
-        if self.states.generations(chunks) != before:
+        if self.states.generation(chunks, chunks) != before:
             return False
         self.counts.reads += 1
         self.counts.read_bytes += len(out)
@@ -229,13 +227,13 @@ class MemoryTier(AnyTier):
 
     def lend(self, offset: int, nbytes: int) -> Part | None:
         chunks = np.arange(offset // self.grid.chunk_bytes, -(-(offset + nbytes) // self.grid.chunk_bytes))
-        before = self.states.generations(chunks) if self._open else None
-        if before is None:
+        before = self.states.generation(chunks, chunks) if self._open else -1
+        if before < 0:
             return None
         self.counts.reads += 1
         self.counts.read_bytes += nbytes
         view = self.view[offset : offset + nbytes]
-        return Part(view, self.files[0], offset, lambda: self.states.generations(chunks) == before)
+        return Part(view, self.files[0], offset, lambda: self.states.generation(chunks, chunks) == before)
 
     def room(self) -> int:
         return min(self.grid.chunks, self.budget // self.grid.chunk_bytes)
@@ -287,12 +285,6 @@ class MemoryTier(AnyTier):
         with self._lock:
             if self._open and self.fills:
                 self.states.announce(filling)
-
-    def say_whole(self, used: np.ndarray) -> None:
-        """These chunks (i64[n]) hold records: if all of them are here, all ranks may know."""
-        with self._lock:
-            if self._open and self.fills:
-                self.states.say_whole(used)
 
     def close(self) -> None:
         """Idempotent. The process that fills the tier takes the memory along: others find its chunks absent."""

@@ -25,7 +25,7 @@ class _States(ChunkStates):
 
     def wait(self, chunks: np.ndarray, check: Callable[[], None], every_s: float) -> bool:
         check()
-        return self.generations(chunks) is not None
+        return self.generation(chunks, chunks) >= 0
 
 
 class ServedTier(MemoryTier):

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import numpy as np
 
 from pario.comm import futex
-from pario.kernels.fence import full_fence, in_order
+from pario.kernels.fence import full_fence, generation_of
 from pario.kernels.fill import CHUNK_US
 
 #: MADV_WIPEONFORK, which Python has no name for.
@@ -27,7 +27,6 @@ _HEAD_BYTES = 64
 _NEWS = 0  # changes with every chunk that arrives, and when the next word changes
 _FILLING = 1  # chunks are on their way
 _GIVEN = 2  # how many chunks were given back
-_WHOLE = 3  # all chunks that hold records are there
 _USED = 4  # how many chunks hold records, if a fill from a file of this node has begun; the next word: kernels/fill.py
 
 
@@ -67,13 +66,11 @@ class ChunkStates:
     def has(self, chunk: int) -> bool:
         return bool(self._states[chunk] & 1)
 
-    def generations(self, chunks: np.ndarray) -> tuple[int, ...] | None:
-        """Of these chunks (i64[n]); None if one is not there. The same before and after some work with the tier's
-        memory: it saw the file's bytes."""
-        full_fence()
-        found = self._states[chunks]
-        full_fence()
-        return tuple(found.tolist()) if (found & 1).all() else None
+    def generation(self, first: np.ndarray, last: np.ndarray) -> int:
+        """Of the chunks first[i] to last[i] (i64[n] each), all i together; -1 if one is not there. The same before and
+        after some work with the tier's memory: it saw the file's bytes. (A chunk's only grows, and so does their sum.)
+        """
+        return generation_of(self._states, first, last)  # type: ignore[no-any-return]
 
     def generation_of_each(self, chunks: np.ndarray) -> np.ndarray:
         """i64[n] of these chunks (i64[n]); odd for those that are there."""
@@ -82,11 +79,10 @@ class ChunkStates:
         full_fence()
         return found
 
-    def whole(self) -> int | None:
-        """None unless all chunks that hold records are there. The same number before and after some work with the
-        tier's memory: they all stayed, and nobody need look at generations."""
-        given, whole = in_order(self._head, _GIVEN, _WHOLE)  # `drop` changes them the other way round
-        return given if whole else None
+    @property
+    def given(self) -> int:
+        """How many chunks were given back."""
+        return int(self._head[_GIVEN])
 
     def wait(self, chunks: np.ndarray, check: Callable[[], None], every_s: float) -> bool:
         """Wait until these chunks (i64[n]) are there. False: one of them is not, and none is on its way.
@@ -156,15 +152,9 @@ class ChunkStates:
 
     def drop(self, chunk: int) -> None:
         """The chunk's bytes are about to go."""
-        self._head[_WHOLE] = 0
-        full_fence()
         self._head[_GIVEN] = (int(self._head[_GIVEN]) + 1) & 0x7FFFFFFF
         self._states[chunk] += 1
         full_fence()
-
-    def say_whole(self, used: np.ndarray) -> None:
-        """These chunks (i64[n]) hold records: if all of them are there, readers may know."""
-        self._head[_WHOLE] = bool((self._states[used] & 1).all())
 
     def _tell(self) -> None:
         full_fence()
