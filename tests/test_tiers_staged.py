@@ -70,10 +70,10 @@ def staged(store: CountingStore, *tiers: AnyTier) -> StagedFetcher:
 
 def filled(fetcher: StagedFetcher, chunks: list[int], inflight: int | Knob, errors: list[BaseException]) -> Filler:
     """A filler of the fetcher's first tier."""
-    used, stats, memory = np.array(sorted(chunks)), RankStats(), fetcher.tiers[0]
+    stats, memory = RankStats(), fetcher.tiers[0]
     assert isinstance(memory, MemoryTier)
     pool = ReadPool(fetcher, inflight)
-    return Filler(pool, fetcher, memory, iter(chunks), used, stats=stats, failed=errors.append)
+    return Filler(pool, fetcher, memory, iter(chunks), stats=stats, failed=errors.append)
 
 
 def get(fetcher: StagedFetcher, *ranges: tuple[int, int]) -> list[bytes]:
