@@ -117,7 +117,6 @@ class BatchBuffers:
                     "Options(held_bytes=...).",
                 )
             self._allocated += size
-            block = np.empty(size + _ALIGN, np.uint8)
-            offset = -block.ctypes.data % _ALIGN
-            memory = block[offset : offset + size]
+            memory = np.empty(size + _ALIGN, np.uint8)
+            memory = memory[-memory.ctypes.data % _ALIGN :][:size]
             return _Block(size, memory, memory.__array_interface__)
