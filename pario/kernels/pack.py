@@ -90,7 +90,8 @@ def foresee(data, starts, nbytes, i):  # type: ignore[no-untyped-def]
     """Prefetch record i + 1, and where the one after it begins: no processor foresees where these are.
 
     (256 Datums of 3 KB at random out of 165 MB: 155 us, without 224; 768 bytes of the next one 180, all of it 176;
-    768 bytes of it and where the one after it begins 189. Copies of such records alone: 137.)
+    768 bytes of it and where the one after it begins 189. Copies of such records alone: 137.
+    Marked as not used again, two ranks: 617 us a batch in place of 503.)
     """
     if i + 1 < len(starts):
         at = starts[i + 1]
