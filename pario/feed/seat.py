@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -189,15 +188,14 @@ class Seat(Source):
                     by_row = np.lexsort((rows, steps))
                     ids, steps, rows = ids[by_row], steps[by_row], rows[by_row]
                 offsets, nbytes = self._index.extents_of(ids)
-                begins, lengths = self._checked.spans(offsets, nbytes)
-                chunk_bytes = sys.maxsize if self._memory is None else self._memory.grid.chunk_bytes
-                ends = begins + np.maximum(lengths, 1) - 1
-                places = Places(ids, offsets, nbytes, begins // chunk_bytes, ends // chunk_bytes)
+                chunks = (np.zeros_like(ids),) * 2
+                if self._memory is not None:
+                    chunks = self._memory.grid.ends_of(*self._checked.spans(offsets, nbytes))
                 for old in [number for number in self._shares if number < oldest - 2]:
                     del self._shares[old]
                 first = int(steps[0]) if len(steps) else 0
                 cuts = [0, *np.cumsum(np.bincount(steps - first)).tolist()]
-                share = self._shares[group] = _Share(first, cuts, places, rows)
+                share = self._shares[group] = _Share(first, cuts, Places(ids, offsets, nbytes, *chunks), rows)
             return share
 
     # -- a piece -------------------------------------------------------------------------------------------------------

@@ -48,10 +48,14 @@ class Grid(NamedTuple):
         offset, nbytes = self.span(chunk)
         return offset // BLOCK_BYTES, -(-(offset + nbytes) // BLOCK_BYTES)
 
+    def ends_of(self, offsets: np.ndarray, nbytes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The first and the last chunk that each of these extents touches, i64[n] each."""
+        return offsets // self.chunk_bytes, (offsets + np.maximum(nbytes, 1) - 1) // self.chunk_bytes
+
     def chunks_at(self, offsets: np.ndarray, nbytes: np.ndarray) -> np.ndarray:
         """The chunks that these extents touch, i64[k], ascending."""
-        first = offsets // self.chunk_bytes
-        counts = (offsets + np.maximum(nbytes, 1) - 1) // self.chunk_bytes - first + 1
+        first, last = self.ends_of(offsets, nbytes)
+        counts = last - first + 1
         # For each extent its chunks, one after another.
         touched = np.repeat(first - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
         if len(touched) < self.chunks:
