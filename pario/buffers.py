@@ -6,7 +6,6 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 from math import prod
-from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,14 +30,6 @@ def large_pages(nbytes: int) -> np.ndarray:
 Shapes = Mapping[str, tuple[tuple[int, ...], np.dtype]]
 
 
-class _Block(NamedTuple):
-    """memory : u8[nbytes]; interface : its `__array_interface__`, which numpy makes anew each time it is asked for"""
-
-    nbytes: int
-    memory: np.ndarray
-    interface: dict[str, Any]
-
-
 class _Lease:
     """Owns one block for as long as any array made from it lives.
 
@@ -49,10 +40,10 @@ class _Lease:
 
     __slots__ = ("__array_interface__", "_block", "_home")
 
-    def __init__(self, block: _Block, home: BatchBuffers) -> None:
+    def __init__(self, block: np.ndarray, home: BatchBuffers) -> None:
         self._block = block
         self._home = home
-        self.__array_interface__ = block.interface
+        self.__array_interface__ = block.__array_interface__
 
     def __del__(self) -> None:
         self._home._returned.append(self._block)
@@ -67,8 +58,8 @@ class BatchBuffers:
 
     def __init__(self, held_bytes: int) -> None:
         self.held_bytes = held_bytes
-        self._returned: deque[_Block] = deque()  # any thread that drops the last reference appends here
-        self._free: list[_Block] = []
+        self._returned: deque[np.ndarray] = deque()  # any thread that drops the last reference appends here
+        self._free: list[np.ndarray] = []
         self._allocated = 0
         self._lock = threading.Lock()
         self._layout: tuple[Shapes, dict[str, int], int] = {}, {}, 0
@@ -94,7 +85,7 @@ class BatchBuffers:
             for name, each in shapes.items()
         }
 
-    def _block(self, nbytes: int) -> _Block:
+    def _block(self, nbytes: int) -> np.ndarray:
         with self._lock:
             while self._returned:
                 self._free.append(self._returned.popleft())
@@ -117,6 +108,5 @@ class BatchBuffers:
                     "Options(held_bytes=...).",
                 )
             self._allocated += size
-            memory = np.empty(size + _ALIGN, np.uint8)
-            memory = memory[-memory.ctypes.data % _ALIGN :][:size]
-            return _Block(size, memory, memory.__array_interface__)
+            block = np.empty(size + _ALIGN, np.uint8)
+            return block[-block.ctypes.data % _ALIGN :][:size]

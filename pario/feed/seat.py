@@ -30,6 +30,7 @@ from pario.comm.memory import PAGE
 from pario.errors import CorruptedError
 from pario.feed.fill import Fill, begin_fill
 from pario.feed.source import Ahead, Context, Piece, Source
+from pario.fetch.checked import NONE_SEEN
 from pario.kernels.pack import copy_ranges
 from pario.options import READ_BYTES
 from pario.plan.coalesce import coalesce
@@ -87,7 +88,7 @@ class _Share:
 
 @dataclass(slots=True)
 class _Mark:
-    """Of a piece: its records; and the generation of their chunks where they are decoded out of the tier, which must be
+    """Of a piece: its records; and, if they are decoded out of the tier, the generation of their chunks, which must be
     the same afterwards, else -1."""
 
     places: Places
@@ -243,20 +244,19 @@ class Seat(Source):
         """Out of the tier's memory; None if a chunk is not there, and is not waited for."""
         assert self._memory is not None  # the caller has looked
         memory, places = self._memory, mark.places
-        mark.before = self._generation(places)
-        if mark.before < 0:
-            if self._local:
-                return None
+        if not self._local and self._generation(places) < 0:
             begin = time.perf_counter()
             chunks = memory.grid.chunks_at(*self._checked.spans(places.offsets, places.nbytes))
             memory.states.wait(chunks, self._saying(check), _LOOK_S)
             self._waited(begin)
-            mark.before = self._generation(places)
-            if mark.before < 0:
-                return None
+        given = memory.states.given
+        mark.before = self._generation(places)
+        if mark.before < 0:
+            return None
         records = Records(places.ids, memory.kernel_view, places.offsets, places.nbytes)
+        # What is checked while chunks go is checked again when they are back.
+        seen = memory.seen(given, self._index, self._index.n) if memory.states.given == given else NONE_SEEN
         try:
-            seen = memory.seen(memory.states.given, self._index, self._index.n)
             self._checked.in_copy(records, places.offsets, seen)
         except CorruptedError:
             if self._generation(places) == mark.before:
@@ -275,12 +275,9 @@ class Seat(Source):
         ids, offsets, nbytes, first, last = places
         begin = time.perf_counter()
         begins, lengths = self._checked.spans(offsets, nbytes)
-        here = np.zeros(len(ids), bool)
-        generations: np.ndarray | None = None
         memory = self._memory
-        if memory is not None:
-            generations = memory.states.generation_of_each(first)
-            here = (first == last) & (generations & 1 == 1)
+        generations = np.zeros_like(ids) if memory is None else memory.states.generation_of_each(first)
+        here = (first == last) & (generations & 1 == 1)
         starts = np.empty(len(ids), np.int64)
         absent = np.flatnonzero(~here)
         pool = self._context.reader.file.pool
@@ -301,7 +298,7 @@ class Seat(Source):
         starts[present] = ends - room + begins[present] % 8
         data = self._scratch_memory(int(ends[-1]) if len(ends) else plan.nbytes, max(fetcher.align, 8))
         self._read(plan.reads, data, plan.starts, len(absent))
-        if memory is not None and generations is not None and len(present):
+        if memory is not None and len(present):
             copied = np.ones(len(present), bool)
             copy_ranges(memory.kernel_view, begins[present], lengths[present], data, starts[present], copied)
             now = memory.states.generation_of_each(first[present])

@@ -218,7 +218,8 @@ def datum_u8(data, starts, nbytes, ids, draw, geometry, out, labels, failed, str
     n = 0
     row = geometry[0] * geometry[3] * geometry[4]
     for i in range(len(starts)):
-        foresee(data, starts, nbytes, i)
+        if i + 1 < len(starts):
+            foresee(data, starts[i + 1], nbytes[i + 1], starts[min(i + 2, len(starts) - 1)])
         status, _, channels, height, width, label, at, size, _, encoded = parse(data, starts[i], nbytes[i])
         if status != OK or encoded or not fits(geometry, channels, height, width, size):
             failed[n] = i
@@ -237,7 +238,8 @@ def datum_f32(data, starts, nbytes, ids, draw, geometry, mean, scale, out, label
     n = 0
     row = geometry[0] * geometry[3] * geometry[4]
     for i in range(len(starts)):
-        foresee(data, starts, nbytes, i)
+        if i + 1 < len(starts):
+            foresee(data, starts[i + 1], nbytes[i + 1], starts[min(i + 2, len(starts) - 1)])
         status, _, channels, height, width, label, at, size, _, encoded = parse(data, starts[i], nbytes[i])
         if status != OK or encoded or not fits(geometry, channels, height, width, size):
             failed[n] = i
@@ -286,7 +288,8 @@ def datum_floats(data, starts, nbytes, ids, draw, geometry, mean, scale, out, la
     row = geometry[0] * geometry[3] * geometry[4]
     values = np.empty(0, np.float32)
     for i in range(len(starts)):
-        foresee(data, starts, nbytes, i)
+        if i + 1 < len(starts):
+            foresee(data, starts[i + 1], nbytes[i + 1], starts[min(i + 2, len(starts) - 1)])
         status, _, channels, height, width, label, _, size, floats, encoded = parse(data, starts[i], nbytes[i])
         if status != OK or encoded or size or not fits(geometry, channels, height, width, floats):
             failed[n] = i

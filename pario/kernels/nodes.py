@@ -67,14 +67,19 @@ def first_byte_first(builder, x):  # type: ignore[no-untyped-def]
     return builder.bswap(x)
 
 
-@emitted(types.void, ARRAY, types.intp)
-def prefetch(builder, buf, at):  # type: ignore[no-untyped-def]
-    """Prefetch the cache line at buf[at]. Only a hint: any index is allowed."""
+def hint_at(builder, buf, at):  # type: ignore[no-untyped-def]
+    """Emit what `prefetch` does."""
     pointer = cgutils.pointer_add(builder, buf, at)
     byte, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), (byte, flag, flag, flag))
     hint = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
     builder.call(hint, (builder.bitcast(pointer, byte), flag(0), flag(3), flag(1)))
+
+
+@emitted(types.void, ARRAY, types.intp)
+def prefetch(builder, buf, at):  # type: ignore[no-untyped-def]
+    """Prefetch the cache line at buf[at]. Only a hint: any index is allowed."""
+    hint_at(builder, buf, at)
 
 
 @inner

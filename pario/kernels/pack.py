@@ -16,7 +16,7 @@ from numba.core import cgutils
 
 from pario.kernels.fence import full_fence
 from pario.kernels.jit import ARRAY, emitted, kernel
-from pario.kernels.nodes import prefetch
+from pario.kernels.nodes import hint_at
 
 
 @emitted(types.void, ARRAY, types.intp, ARRAY, types.intp, types.intp)
@@ -29,8 +29,8 @@ def copy_bytes(builder, out, out_at, src, src_at, nbytes):  # type: ignore[no-un
     cgutils.raw_memcpy(builder, to, at, nbytes, 1)
 
 
-#: Bytes of the next record that are prefetched, at most: processors foresee nothing beyond a page.
-_FORESEEN = 4096
+#: Bytes of the next record that are prefetched, at most: by then the processor has seen where this goes.
+_FORESEEN, _LINE = 4096, 64
 #: What one step of `stream_bytes` moves: _LANES vectors of _VECTOR bytes, to addresses that are multiples of _VECTOR.
 _VECTOR, _LANES = 32, 4
 
@@ -85,20 +85,20 @@ def settle(streams):  # type: ignore[no-untyped-def]
         full_fence()
 
 
-@kernel
-def foresee(data, starts, nbytes, i):  # type: ignore[no-untyped-def]
-    """Prefetch record i + 1, and where the one after it begins: no processor foresees where these are.
+@emitted(types.void, ARRAY, types.intp, types.intp, types.intp)
+def foresee(builder, data, at, nbytes, then):  # type: ignore[no-untyped-def]
+    """Prefetch the next record, data[at : at + nbytes], and where the one after it begins: no processor foresees where.
 
-    (256 Datums of 3 KB at random out of 165 MB: 155 us, without 224; 768 bytes of the next one 180, all of it 176;
-    768 bytes of it and where the one after it begins 189. Copies of such records alone: 137.
-    Marked as not used again, two ranks: 617 us a batch in place of 503.)
+    (256 Datums of 3 KB at random out of 165 MB: 155 us; without this 224, without the second part 176. As memory that
+    is used only once, which leaves it out of most caches, with two ranks: 617 us a batch in place of 503. Not a kernel
+    of its own, of whose arrays Numba would count the references: 50 ns a record.)
     """
-    if i + 1 < len(starts):
-        at = starts[i + 1]
-        for k in range(0, min(nbytes[i + 1], _FORESEEN), 64):
-            prefetch(data, at + k)
-    if i + 2 < len(starts):
-        prefetch(data, starts[i + 2])
+    number = at.type
+    most = ir.Constant(number, _FORESEEN)
+    size = builder.select(builder.icmp_signed("<", nbytes, most), nbytes, most)
+    with cgutils.for_range_slice(builder, number(0), size, number(_LINE), inc=True) as (k, _):
+        hint_at(builder, data, builder.add(at, k))
+    hint_at(builder, data, then)
 
 
 @kernel
@@ -111,7 +111,8 @@ def pack_rows(data, starts, nbytes, out, row_nbytes, failed, streams):  # type: 
     n = 0
     for i in range(len(starts)):
         at = starts[i]
-        foresee(data, starts, nbytes, i)
+        if i + 1 < len(starts):
+            foresee(data, starts[i + 1], nbytes[i + 1], starts[min(i + 2, len(starts) - 1)])
         if nbytes[i] == row_nbytes and at >= 0 and at <= len(data) - row_nbytes:
             move_bytes(out, i * row_nbytes, data, at, row_nbytes, streams)
         else:

@@ -133,10 +133,12 @@ def check_values(data, starts, offsets, nbytes, ids, leaves, dups, g, seen):  # 
     for i in range(len(starts)):
         page = (offsets[i] - 1) >> shift  # an empty value may lie at the page's very end
         in_page = offsets[i] - (page << shift)
-        if in_page != header and not leaves:
-            continue
         byte, bit = ids[i] >> 3, np.uint8(1 << (ids[i] & 7))
         if byte < len(seen) and seen[byte] & bit:
+            continue
+        if in_page != header and not leaves:
+            if byte < len(seen):
+                seen[byte] |= bit
             continue
         o, at = starts[i] - in_page, starts[i]
         if o < 0 or in_page < header or nbytes[i] < 0 or at > len(data):

@@ -49,8 +49,10 @@ class Grid(NamedTuple):
         return offset // BLOCK_BYTES, -(-(offset + nbytes) // BLOCK_BYTES)
 
     def ends_of(self, offsets: np.ndarray, nbytes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The first and the last chunk that each of these extents touches, i64[n] each."""
-        return offsets // self.chunk_bytes, (offsets + np.maximum(nbytes, 1) - 1) // self.chunk_bytes
+        """The first and the last chunk that each of these extents touches, i64[n] each. One of no bytes may lie at the
+        very end of the file."""
+        first, last = offsets // self.chunk_bytes, (offsets + np.maximum(nbytes, 1) - 1) // self.chunk_bytes
+        return np.minimum(first, self.chunks - 1), np.minimum(last, self.chunks - 1)
 
     def chunks_at(self, offsets: np.ndarray, nbytes: np.ndarray) -> np.ndarray:
         """The chunks that these extents touch, i64[k], ascending."""

@@ -318,6 +318,7 @@ class MemoryTier(AnyTier):
         self.states.drop(chunk)
         self.held_bytes -= nbytes
         self._empty(offset, nbytes)
+        self.states.dropped(chunk)
 
     def _empty(self, offset: int, nbytes: int) -> None:
         if self._pages is not None:

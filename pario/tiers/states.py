@@ -81,7 +81,7 @@ class ChunkStates:
 
     @property
     def given(self) -> int:
-        """How many chunks were given back."""
+        """How many chunks were given back; grows after such a chunk is no longer there, and before its bytes go."""
         return int(self._head[_GIVEN])
 
     def wait(self, chunks: np.ndarray, check: Callable[[], None], every_s: float) -> bool:
@@ -152,9 +152,15 @@ class ChunkStates:
 
     def drop(self, chunk: int) -> None:
         """The chunk's bytes are about to go."""
-        self._head[_GIVEN] = (int(self._head[_GIVEN]) + 1) & 0x7FFFFFFF
         self._states[chunk] += 1
         full_fence()
+        self._head[_GIVEN] = (int(self._head[_GIVEN]) + 1) & 0x7FFFFFFF
+        full_fence()
+
+    def dropped(self, chunk: int) -> None:
+        """They are gone. A thread that has begun to copy the chunk meanwhile finds another generation, and what it has
+        copied stays absent."""
+        self._states[chunk] += 2
 
     def _tell(self) -> None:
         full_fence()
