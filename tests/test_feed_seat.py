@@ -23,8 +23,10 @@ from pario.errors import CorruptedError, DecodeError, ReadError, SnapshotError
 from pario.feed import fill
 from pario.feed.choose import Way
 from pario.feed.seat import Seat
+from pario.fetch.checked import Checked
 from pario.options import Options
 from pario.plan.stream import Work
+from pario.tiers.states import ChunkStates
 
 LARGE, SMALL = (3, 80, 96), (3, 9, 11)
 N = 150
@@ -484,3 +486,36 @@ def test_the_ring_takes_no_memory_before_it_is_wanted(form, path, monkeypatch) -
         assert [batch.ids.tolist() for batch in loader] == first
         assert len(loader._life.slots.data)
         assert not loader.stats()["own"]
+
+
+def test_what_was_checked_while_a_chunk_went_is_checked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The chunk goes between the two looks of a rank, and comes back with other bytes than those that it checked."""
+    place = in_order(tmp_path / "x.lmdb", lambda i: bytes([i % 251]) * 1000, 600)
+    with pario.Reader(place):
+        pass  # saves the index
+    with seated("tier", place, 8, Raw(np.uint8, (1000,))) as loader:
+        list(loader)
+        filled(loader)
+        memory = loader._life.reader.stage.memory
+        damaged = np.array(memory.view[: memory.grid.span(0)[1]])
+        damaged[2 * 4096 :: 4096] ^= 0x55  # each page's own number
+        given, in_copy, looks = ChunkStates.given, Checked.in_copy, []
+
+        def meanwhile(states: ChunkStates) -> int:
+            looks.append(1)
+            if len(looks) == 2:
+                memory.states.drop(0)
+            return given.fget(states)  # type: ignore[attr-defined,no-any-return]
+
+        def checked(*arguments: Any) -> None:
+            in_copy(*arguments)
+            if len(looks) == 2:
+                memory.states.dropped(0)
+                memory.held_bytes -= len(damaged)
+                assert memory.put(0, damaged)
+
+        monkeypatch.setattr(ChunkStates, "given", property(meanwhile))
+        monkeypatch.setattr(Checked, "in_copy", checked)
+        with pytest.raises(CorruptedError):
+            next(iter(loader))
+        assert len(looks) == 4
