@@ -131,6 +131,19 @@ def test_no_more_than_there_is_room_for(filling: Any, paths: list[str]) -> None:
     assert not made.errors
 
 
+def test_a_chunk_whose_bytes_are_about_to_go_is_not_copied(filling: Any, paths: list[str]) -> None:
+    """Whoever gives it back would take the copy along, and the chunk would be zeros."""
+    made = filling(paths)
+    made.filled()
+    made.tier.states.drop(1)
+    made.filled([1])
+    assert not made.tier.has(1)
+    made.tier.states.dropped(1)
+    made.filled([1])
+    assert made.tier.has(1)
+    assert made.right(1)
+
+
 def test_what_is_there_is_not_copied_again(filling: Any, paths: list[str]) -> None:
     made = filling(paths)
     made.filled([1, 2])

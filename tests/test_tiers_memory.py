@@ -214,23 +214,6 @@ def test_memory_is_shared_where_own_memory_gains_nothing(why: str, monkeypatch: 
     made.close()
 
 
-def test_a_copy_that_began_while_a_chunk_was_given_back_does_not_count(tier: MemoryTier) -> None:
-    """Its bytes may have gone after they were written."""
-    tier.put(0, chunk_of(0))
-    begun = []
-    empty = tier._empty
-    states, _, _ = tier.states.words
-
-    def emptying(offset: int, nbytes: int) -> None:
-        begun.append(int(states[0]))
-        empty(offset, nbytes)
-
-    tier._empty = emptying  # type: ignore[method-assign]
-    tier.give_back(0)
-    assert begun == [2]
-    assert states[0] == 4, "what copies compare when they are done"
-
-
 def test_the_number_of_chunks_given_back_grows_between_their_state_and_their_bytes(tier: MemoryTier) -> None:
     """Else what was checked before would be taken for what comes after."""
     tier.put(0, chunk_of(0))

@@ -351,12 +351,7 @@ class Host:
             _log.warning("%s was not brought as a whole: %s", dataset.path, error)
 
         dataset.filler = Filler(
-            dataset.file.pool,
-            stage.fetcher,
-            stage.memory,
-            iter(chunks.tolist()),
-            stats=RankStats(),
-            failed=failed,
+            dataset.file.pool, stage.fetcher, stage.memory, iter(chunks.tolist()), stats=RankStats(), failed=failed
         )
 
     def _placed(self, dataset: _Dataset, body: bytes) -> np.ndarray:

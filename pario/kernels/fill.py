@@ -157,7 +157,7 @@ def fill_chunks(order, words, states, coming, head, files, stamps, chunk_bytes, 
             return
         chunk = order[at]
         state = states[chunk]
-        if state & 1:
+        if state & 3:  # it is there, or its bytes are about to go: they would take the copy along
             continue
         f = np.searchsorted(files[:, 2], chunk * chunk_bytes, side="right") - 1
         fd, direct, base, size, meta = files[f, 0], files[f, 1], files[f, 2], files[f, 3], files[f, 4]

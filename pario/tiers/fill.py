@@ -35,8 +35,7 @@ class Filler:
         failed: Callable[[BaseException], None],
     ) -> None:
         self._staged, self._memory = staged, memory
-        self._chunks = chunks
-        self._failed, self._stats = failed, stats
+        self._chunks, self._failed, self._stats = chunks, failed, stats
         self._turn = threading.Condition()  # guards the iterator and those below
         self._under_way = 0
         self._stopped = self._is_last = False

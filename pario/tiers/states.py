@@ -1,7 +1,8 @@
 """Which chunks of a memory tier are there, in memory that its writer and its readers share.
 
     head    64 bytes of i32 words, see below
-    states  i64 per chunk: its generation, odd while the chunk is there
+    states  i64 per chunk: its generation, odd while the chunk is there; of the even ones those are no multiple of 4
+            that it has while its bytes go
     coming  u8 per chunk: 1 while a thread that copies from a file of this node is at it (kernels/fill.py)
 
 A chunk's bytes are written before its generation becomes odd, and given back after it has become even again. Anyone who
@@ -158,8 +159,8 @@ class ChunkStates:
         full_fence()
 
     def dropped(self, chunk: int) -> None:
-        """They are gone. A thread that has begun to copy the chunk meanwhile finds another generation, and what it has
-        copied stays absent."""
+        """They are gone. Until then no thread that copies from a file begins with the chunk."""
+        full_fence()
         self._states[chunk] += 2
 
     def _tell(self) -> None:
