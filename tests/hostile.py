@@ -260,6 +260,7 @@ group(
     gif_more_clears=lambda: gif(1000, 1000, gif_frame(1000, 1000, b"\x24\x49\x92" * 93_000)),
     gif_small_clears=lambda: gif(8, 8, gif_frame(8, 8, b"\x24\x49\x92" * 330_000)),
     gif_clears_between=lambda: gif(1000, 1000, gif_frame(1000, 1000, codes(3, 4, 0) * 46_000)),
+    gif_most_clears=lambda: gif(1000, 1000, gif_frame(1000, 1000, codes(3, 4, 0, 0) * 10_000)),
     gif_clears_every_third=lambda: gif(1000, 1000, gif_frame(1000, 1000, codes(3, 4, 0, 0) * 31_000)),
     gif_clears_behind_comments=lambda: gif(
         1000, 1000, b"!\xfe\x01a\0" * 20, gif_frame(1000, 1000, b"\x24\x49\x92" * 90_000)

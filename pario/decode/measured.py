@@ -23,9 +23,9 @@ _MOST = 1 << 28
 _BUDGET, _MORE = 128 << 20, 192
 #: Most scans of a progressive JPEG: one of 20 bytes takes as long as any other. 10 are usual.
 _SCANS = 64
-#: Most clear codes of a GIF, each of which costs its codec a table of 4096 codes, and one for two others: encoders that
-#: do not compress clear it where codes would get longer, which two codes do at the earliest.
-_CLEARS = 64
+#: Most clear codes of a GIF: each costs OpenCV a table of 4096 codes, some 10 us, however few codes follow it.
+#: Encoders that do not compress make one for every 254 pixels.
+_CLEARS = 80_000
 #: Most tiles of a JPEG 2000: each takes 6 KB.
 _TILES = 1 << 13
 #: Deflate, PNG's compression, makes bytes at most this many times smaller.
@@ -99,8 +99,8 @@ def _gif(file: bytes) -> tuple[int, int, int]:
 
     width, height = unpack_from("<HH", file, 6)
     clears, others = gif_codes(np.frombuffer(file, np.uint8))
-    if clears > _CLEARS + others // 2:
-        raise BadImage(f"GIF: {clears:,} of {clears + others:,} codes clear the codec's table")
+    if clears > _CLEARS:
+        raise BadImage(f"GIF: {clears:,} of {clears + others:,} codes clear the codec's table; most are {_CLEARS:,}")
     return height, width, 16
 
 

@@ -78,19 +78,27 @@ def cached_share(fd, offset, nbytes):  # type: ignore[no-untyped-def]
 
 
 @inner
-def read_now(fd, offset, nbytes, address):  # type: ignore[no-untyped-def]
-    """Read `nbytes` bytes, if the page cache has all of them; returns whether it has. False also where the file system
-    cannot tell. A read that does not wait starts read-ahead where a page is missing, so the kernel is asked before."""
+def cached_whole(fd, offset, nbytes, address):  # type: ignore[no-untyped-def]
+    """Whether the page cache has all of these bytes. False also where the file system cannot tell. A read that does not
+    wait starts read-ahead where a page is missing, so the kernel is asked without one. address : where a byte may go"""
     words = np.empty(7, np.uint64)
-    at = types.uintp(words.ctypes.data)  # of a struct iovec, too
     pages, cached = _cached_pages(fd, offset, nbytes, words)
-    if 0 <= cached < pages:
+    if cached >= 0:
+        return cached >= pages
+    # The first page tells, and is all that is fetched.
+    words[0], words[1] = address, min(nbytes, 1)
+    at = types.uintp(words.ctypes.data)  # of a struct iovec
+    return preadv2(types.intc(fd), at, types.intc(1), types.int64(offset), types.intc(_NOWAIT)) == min(nbytes, 1)
+
+
+@inner
+def read_now(fd, offset, nbytes, address):  # type: ignore[no-untyped-def]
+    """Read `nbytes` bytes, if the page cache has all of them; returns whether it has."""
+    if not cached_whole(fd, offset, nbytes, address):
         return False
-    if cached < 0:  # the first page tells, and is all that is fetched
-        words[0], words[1] = address, min(nbytes, 1)
-        if preadv2(types.intc(fd), at, types.intc(1), types.int64(offset), types.intc(_NOWAIT)) != min(nbytes, 1):
-            return False
+    words = np.empty(2, np.uint64)
     words[0], words[1] = address, nbytes
+    at = types.uintp(words.ctypes.data)
     return preadv2(types.intc(fd), at, types.intc(1), types.int64(offset), types.intc(_NOWAIT)) == nbytes
 
 
