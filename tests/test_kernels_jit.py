@@ -137,6 +137,15 @@ def compiled(folder: Path) -> tuple[int, bool]:
     return made(21), bool(made.stats.cache_misses)
 
 
+def test_what_is_kept_is_inlined_by_what_is_compiled_later(tmp_path: Path) -> None:
+    compiled(tmp_path)
+    kept = numba.njit(twice)
+    kept._cache = cache.KernelCache(twice, PrivateDirectory(str(tmp_path)))
+    assert kept(21) == 42
+    assert not kept.stats.cache_misses
+    assert numba.njit(lambda x: kept(x) + 1)(21) == 43
+
+
 def test_what_is_kept_is_loaded(tmp_path: Path) -> None:
     before = cache.KernelCache.spent_s
     assert compiled(tmp_path) == (42, True)

@@ -128,6 +128,9 @@ def test_no_filling_looks_for_what_other_nodes_read(world, tmp_path_factory, mon
             everyones = world.allgather(begun)
             if not any(begun[-1] for begun in everyones if begun):
                 break
+        held = world.allgather(loader.stats()["tiers"][0]["held_bytes"] if loader.world.is_leader else 0)
+        # Of what lies between the records of its ranks a node brings next to nothing.
+        assert 0.95 * 100_000 * n < sum(held) < 1.1 * os.path.getsize(os.path.join(place, "data.mdb"))
     assert any(begun[0] for begun in everyones if begun)
     assert not any(begun[-1] for begun in everyones if begun)
 

@@ -18,11 +18,13 @@ from pario.kernels.reads import read_now, read_whole, system_call
 
 #: What a fill and its threads tell each other: the place in the order that is taken next, and before which all may be
 #: taken; no more will come; stop now; why a thread has ended early (errno, or one of those below) and with which chunk;
-#: chunks that were written; how many threads there are, and how many of them have a core.
-NEXT, LIMIT, CLOSED, STOP, STATUS, WHERE, DONE, THREADS, CORES = range(9)
+#: chunks that were written, and reads that brought them; how many threads there are, and how many of them have a core.
+NEXT, LIMIT, CLOSED, STOP, STATUS, WHERE, DONE, READS, THREADS, CORES = range(10)
 WORDS = 16
 #: Of the head of the chunks' states: microseconds from chunk to chunk if the ranks leave the fill its cores.
 CHUNK_US = 5
+#: Chunks that follow each other are read at once, up to this many bytes.
+RUN_BYTES = 1 << 20
 #: Values of STATUS: the snapshot's meta page has changed; the memory took no more; the file ended early.
 SNAPSHOT, NO_MEMORY, SHORT = -1, -2, -3
 
@@ -59,26 +61,37 @@ def swap(builder, words, at, expected, value):  # type: ignore[no-untyped-def]
 
 
 @inner
+def _add(words, at, n):  # type: ignore[no-untyped-def]
+    while not swap(words, at, words[at], words[at] + n):
+        pass
+
+
+@inner
 def _seconds(clock, time):  # type: ignore[no-untyped-def]
     _clock(types.intc(clock), types.uintp(time.ctypes.data))
     return time[0] + time[1] * 1e-9
 
 
 @inner
-def _take(words):  # type: ignore[no-untyped-def]
-    """The next place in the order, or -1: there is nothing more to take."""
+def _take(order, words, most):  # type: ignore[no-untyped-def]
+    """The next place in the order, and how many of up to `most` chunks from there on follow each other; -1: there is
+    nothing more to take."""
     while True:
         full_fence()
         if words[STOP] != 0 or words[STATUS] != 0:
-            return np.int64(-1)
+            return np.int64(-1), 0
         closed = words[CLOSED]
         full_fence()
         at = words[NEXT]
-        if at < words[LIMIT]:
-            if swap(words, NEXT, at, at + 1):
-                return at
+        limit = min(words[LIMIT], at + most)
+        if at < limit:
+            n = 1
+            while at + n < limit and order[at + n] == order[at] + n:
+                n += 1
+            if swap(words, NEXT, at, at + n):
+                return at, n
         elif closed != 0:
-            return np.int64(-1)
+            return np.int64(-1), 0
         else:
             _usleep(types.uint32(_PAUSE_US))
 
@@ -109,26 +122,30 @@ def _copy(fd, direct, offset, nbytes, memory, to, buffer):  # type: ignore[no-un
 
 
 @inner
-def _is_ours(fd, at, stamp, found):  # type: ignore[no-untyped-def]
-    """Whether the snapshot's meta page, at this offset, still begins with its stamp; -1: whether the file's size and
-    time are those of the stamp. found : u8[...], at least as long as the stamp, and longer than struct statx"""
+def _is_ours(fd, at, stamp, nbytes, found):  # type: ignore[no-untyped-def]
+    """Whether the snapshot's meta page, at this offset, still begins with its stamp, stamp[:nbytes]; -1: whether the
+    file's size and time are those of the stamp. found : u8[...], as long as the stamp, and longer than struct statx"""
     if at < 0:
         found[-1] = 0  # the empty path
         path, to = _long(found.ctypes.data + len(found) - 1), _long(found.ctypes.data)
         if system_call(_long(STATX), _long(fd), path, _long(_EMPTY_PATH), _long(_MASK), to, _long(0)) != 0:
             return False
-        time = found[_TIME_AT : _TIME_AT + len(stamp) - 8]
-        return (found[_SIZE_AT : _SIZE_AT + 8] == stamp[:8]).all() and (time == stamp[8:]).all()
-    _, got = read_whole(fd, at, len(stamp), found.ctypes.data)
-    if got < len(stamp):
-        return False
-    return (found[: len(stamp)] == stamp).all()
+        size_at, time_at = _SIZE_AT, _TIME_AT - 8
+    else:
+        _, got = read_whole(fd, at, nbytes, found.ctypes.data)
+        if got < nbytes:
+            return False
+        size_at = time_at = 0
+    same = True
+    for i in range(nbytes):  # NumPy's comparison takes as long to load as all of the rest
+        same = same and found[i + (size_at if i < 8 else time_at)] == stamp[i]
+    return same
 
 
 @kernel
 def has_status(fd, stamp):  # type: ignore[no-untyped-def]
     """Whether the system says that this open file has the size and time of the stamp (u8[20])."""
-    return STATX != 0 and _is_ours(fd, -1, stamp, np.empty(_STATX_BYTES + 1, np.uint8))
+    return STATX != 0 and _is_ours(fd, -1, stamp, len(stamp), np.empty(_STATX_BYTES + 1, np.uint8))
 
 
 @kernel
@@ -141,7 +158,7 @@ def fill_chunks(order, words, states, coming, head, files, stamps, chunk_bytes, 
         begins, its bytes, the offset of the snapshot's meta page or -1, the length of its stamp; no chunk lies in two
         files
     stamps : u8[f, k], what each of these meta pages begins with, or the file's size and time
-    memory : descriptor of the tier's data; buffer : u8[a chunk, in whole pages], of this thread
+    memory : descriptor of the tier's data; buffer : u8[a chunk and RUN_BYTES at least, in whole pages], of this thread
     memory, buffer : -1 and u8[...], the tier's data, if they lie in this process's own memory
     share : the most of a core that this thread takes; 0: what others leave of the cores, or `least` where a sandbox
         refuses that priority. It is taken here, beside the interpreter, whose lock such a thread would otherwise hold
@@ -151,38 +168,56 @@ def fill_chunks(order, words, states, coming, head, files, stamps, chunk_bytes, 
     if share == 0 and _nice(types.intc(os.PRIO_PROCESS), types.intc(0), types.intc(_NICE)) != 0:
         share = least
     begin, spent = _seconds(_MONOTONIC, time), _seconds(_THREAD_CPU, time)
+    most = max(1, RUN_BYTES // chunk_bytes)
+    old = np.empty(most, np.int64)
+    at, end = np.int64(0), np.int64(0)
     while True:
-        at = _take(words)
-        if at < 0:
-            return
+        if at == end:
+            at, n = _take(order, words, most)
+            if at < 0:
+                return
+            end = at + n
         chunk = order[at]
-        state = states[chunk]
-        if state & 3:  # it is there, or its bytes are about to go: they would take the copy along
+        at += 1
+        old[0] = states[chunk]
+        if old[0] & 3:  # it is there, or its bytes are about to go: they would take the copy along
             continue
-        f = np.searchsorted(files[:, 2], chunk * chunk_bytes, side="right") - 1
-        fd, direct, base, size, meta = files[f, 0], files[f, 1], files[f, 2], files[f, 3], files[f, 4]
+        n = 1
         to = chunk * chunk_bytes
-        coming[chunk] = 1
+        f = 0
+        while f + 1 < len(files) and files[f + 1, 2] <= to:
+            f += 1
+        fd, direct, base, size, meta = files[f, 0], files[f, 1], files[f, 2], files[f, 3], files[f, 4]
+        while at < end and to + n * chunk_bytes < base + size:  # what follows it in this file
+            old[n] = states[chunk + n]
+            if old[n] & 3:
+                break
+            n += 1
+            at += 1
+        for i in range(n):
+            coming[chunk + i] = 1
         cpu, wall = _seconds(_THREAD_CPU, time), _seconds(_MONOTONIC, time)
-        status, cached = _copy(fd, direct, to - base, min(chunk_bytes, base + size - to), memory, to, buffer)
+        status, cached = _copy(fd, direct, to - base, min(n * chunk_bytes, base + size - to), memory, to, buffer)
         cost = (_seconds(_THREAD_CPU, time) - cpu) / words[CORES]
         if not cached:
             cost = max(cost, (_seconds(_MONOTONIC, time) - wall) / words[THREADS])
+        cost *= 1e6 / n
         before = head[CHUNK_US]
-        head[CHUNK_US] = max(1.0, cost * 1e6 if before == 0 else before + (cost * 1e6 - before) * 0.25)
-        if status == 0 and not _is_ours(fd, meta, stamps[f, : files[f, 5]], found):
+        head[CHUNK_US] = max(1.0, cost if before == 0 else before + (cost - before) * 0.25)
+        if status == 0 and not _is_ours(fd, meta, stamps[f], files[f, 5], found):
             status = SNAPSHOT
-        if status != 0:
-            coming[chunk] = 0
-            if swap(words, STATUS, 0, status):
-                words[WHERE] = chunk
-        else:
-            full_fence()
-            ours = swap(states, chunk, state, state + 1)  # or an older fill, which nobody waited for, was faster
-            full_fence()
-            coming[chunk] = 0
-            while ours and not swap(words, DONE, words[DONE], words[DONE] + 1):
-                pass
+        if status != 0 and swap(words, STATUS, 0, status):
+            words[WHERE] = chunk
+        ours = 0
+        full_fence()
+        for i in range(n):
+            if status == 0:  # or an older fill, which nobody waited for, was faster
+                ours += swap(states, chunk + i, old[i], old[i] + 1)
+            coming[chunk + i] = 0
+        full_fence()
+        if ours:
+            _add(words, DONE, ours)
+            _add(words, READS, 1)
         head[0] = (head[0] + 1) & 0x7FFFFFFF
         full_fence()
         if FUTEX:

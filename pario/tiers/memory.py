@@ -293,8 +293,7 @@ class MemoryTier(AnyTier):
                 return
             if self.fills and self._pid == os.getpid():  # a forked process has no say
                 self.states.announce(False)
-                for chunk in np.flatnonzero(self.held()).tolist():
-                    self.states.drop(chunk)
+                self.states.drop(np.flatnonzero(self.held()))
                 self.held_bytes = 0
                 # Garbage may refer to the mappings for a while. A decoder that was overtaken by `give_back` may have
                 # made new pages, too: so everything goes.

@@ -151,8 +151,8 @@ class ChunkStates:
         self._states[chunk] += 1
         self._tell()
 
-    def drop(self, chunk: int) -> None:
-        """The chunk's bytes are about to go."""
+    def drop(self, chunk: int | np.ndarray) -> None:
+        """The chunk's bytes are about to go; or those of several, each named once."""
         self._states[chunk] += 1
         full_fence()
         self._head[_GIVEN] = (int(self._head[_GIVEN]) + 1) & 0x7FFFFFFF
