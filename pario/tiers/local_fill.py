@@ -77,16 +77,19 @@ class LocalFill:
         self._words = np.zeros(kernels.WORDS, np.int64)
         self.error: BaseException | None = None
         self._fds: list[int] = []
+        longest = max(len(snapshot.stamp) for _, snapshot, _ in files)
+        stamps = b"".join(snapshot.stamp.ljust(longest, b"\0") for _, snapshot, _ in files)
+        self._stamps = np.frombuffer(stamps, np.uint8).reshape(len(files), longest)
         try:
             self._files = self._opened()
             self._data = -1 if memory.is_own else os.dup(memory.files[0])
             self._fds += [self._data] * (not memory.is_own)
+            closed = np.zeros(kernels.WORDS, np.int64)
+            closed[kernels.CLOSED] = 1
+            self._copy(closed, 1.0)  # loads the kernel: threads that wait for that start one after another
         except BaseException:
             self._close()
             raise
-        longest = max(len(snapshot.stamp) for _, snapshot, _ in files)
-        stamps = b"".join(snapshot.stamp.ljust(longest, b"\0") for _, snapshot, _ in files)
-        self._stamps = np.frombuffer(stamps, np.uint8).reshape(len(files), longest)
         share = _SHARE * (os.cpu_count() or 1)
         steady = math.ceil(share)
         shares = [share / steady] * steady + [0.0] * max(1, threads - steady)
@@ -97,7 +100,7 @@ class LocalFill:
         self._threads = []
         with suppress(ParioError):  # fewer do the work
             for each in shares:
-                self._threads.append(start_thread("pario-copy", self._copy, each, stop=None))
+                self._threads.append(start_thread("pario-copy", self._copy, self._words, each, stop=None))
         try:
             self._leader = start_thread("pario-order", self._run, stop=partial(self.cancel, 0))
         except BaseException:  # nobody would tell the others that there is nothing to copy
@@ -124,16 +127,12 @@ class LocalFill:
             rows.append((fd, direct, base, state.file_bytes, stamp_at, len(state.stamp)))
         return np.array(rows, np.int64)
 
-    def _copy(self, share: float) -> None:
+    def _copy(self, words: np.ndarray, share: float) -> None:
         chunk_bytes = self._memory.grid.chunk_bytes
         run_bytes = max(chunk_bytes, kernels.RUN_BYTES)
         buffer = self._memory.kernel_view if self._memory.is_own else large_pages(run_bytes)[:run_bytes]
         fixed = *self._memory.states.words, self._files, self._stamps, chunk_bytes, self._data, buffer
-        closed = np.zeros(kernels.WORDS, np.int64)
-        closed[kernels.CLOSED] = 1
-        # Loads the kernel, which holds the interpreter's lock.
-        kernels.fill_chunks(self._order, closed, *fixed, 1.0, _SHARE)
-        kernels.fill_chunks(self._order, self._words, *fixed, share, _SHARE)
+        kernels.fill_chunks(self._order, words, *fixed, share, _SHARE)
 
     def _run(self) -> None:
         words, memory = self._words, self._memory
