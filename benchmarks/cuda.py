@@ -133,6 +133,8 @@ class Work:
             "DLPack shares their memory": torch.from_dlpack(batch["x"]).data_ptr() == batch["x"].data_ptr(),
         }
         if self.cuda:
+            arrays = pario.Loader.peek(self.ahead)
+            holds["batches are decoded into pinned memory"] = torch.from_numpy(arrays["x"]).is_pinned()
             holds["copies come from pinned memory"] = self.copies() == {PINNED}
         return holds
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import prod
 
 import numpy as np
@@ -54,10 +54,13 @@ class BatchBuffers:
 
     held_bytes : limit of all blocks together, in use or waiting for reuse. `take` raises HeldBatchesError if the blocks
         that the user refers to would exceed it alone.
+    allocate : makes a block: allocate(n) -> u8[n], uninitialised. Memory of another kind: assign a function of your own
+        before the first batch
     """
 
     def __init__(self, held_bytes: int) -> None:
         self.held_bytes = held_bytes
+        self.allocate: Callable[[int], np.ndarray] = lambda nbytes: np.empty(nbytes, np.uint8)
         self._returned: deque[np.ndarray] = deque()  # any thread that drops the last reference appends here
         self._free: list[np.ndarray] = []
         self._allocated = 0
@@ -107,6 +110,6 @@ class BatchBuffers:
                     hint="Keep copies (`array.copy()`) of what you need instead of whole batches, or raise "
                     "Options(held_bytes=...).",
                 )
+            block = self.allocate(size + _ALIGN)
             self._allocated += size
-            block = np.empty(size + _ALIGN, np.uint8)
             return block[-block.ctypes.data % _ALIGN :][:size]

@@ -6,9 +6,11 @@ Needs torch, and runs by `-m frameworks`. What it does on several ranks: test_fr
 from __future__ import annotations
 
 import collections
+import gc
 import inspect
 import os
 import re
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from launch import run_job
 from required import framework
 
 import pario
+from pario.buffers import BatchBuffers
 from pario.demo.train_digits import datum
 from pario.errors import OptionError, StateError
 
@@ -302,6 +305,9 @@ class Noting:
         self.notes.append(("receive", int(sent["i"][0])))
         return sent
 
+    def finish(self) -> None:
+        self.notes.append(("finish", 0))
+
 
 @pytest.fixture
 def far(adapter: Any, path: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Noting]]:
@@ -342,37 +348,174 @@ def test_the_state_counts_what_the_loop_got(far: tuple[Any, Noting]) -> None:
     assert (loader.epoch, loader.state_dict()["position"]) == (7, 0)
 
 
-def test_the_calls_to_cuda(adapter: Any, torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+class Cuda:
+    """What torch.cuda does, noted; the tensors stay where they are. Copies end when `ended` says so, or when somebody
+    waits for them. Pinned is what `pin_memory` returns, and what lies in it."""
+
+    def __init__(self, torch: Any, patch: pytest.MonkeyPatch) -> None:
+        self.notes: list[Any] = []
+        self.ended = 0
+        self.begun = 0
+        self.pinned: list[Any] = []  # tensors, kept so that nothing else gets their addresses
+        self.most = 1000  # of them, before the system refuses
+        patch.setattr(torch.cuda, "Stream", lambda device: Stream(self, "copies"))
+        patch.setattr(torch.cuda, "stream", lambda stream: stream)
+        patch.setattr(torch.cuda, "current_stream", lambda device: Stream(self, "computes"))
+        patch.setattr(torch.Tensor, "pin_memory", lambda t: self.pin(t))
+        patch.setattr(torch.Tensor, "record_stream", lambda t, stream: self.notes.append(("record", stream.name)))
+
+    def is_pinned(self, tensor: Any) -> bool:
+        return any(0 <= tensor.data_ptr() - one.data_ptr() < one.nbytes for one in self.pinned)
+
+    def pin(self, tensor: Any) -> Any:
+        if self.is_pinned(tensor):
+            return tensor
+        if len(self.pinned) >= self.most:
+            raise RuntimeError("CUDA error: out of memory")
+        self.notes.append("pin")
+        self.pinned.append(tensor.clone())
+        return self.pinned[-1]
+
+
+class Stream:
+    def __init__(self, cuda: Cuda, name: str) -> None:
+        self.cuda, self.name = cuda, name
+
+    def __enter__(self) -> None:
+        self.cuda.notes.append(("in", self.name))
+
+    def __exit__(self, *error: Any) -> None:
+        self.cuda.notes.append(("out", self.name))
+
+    def record_event(self) -> Event:
+        self.cuda.begun += 1
+        return Event(self.cuda, self.cuda.begun)
+
+    def wait_event(self, event: Event) -> None:
+        self.cuda.notes.append((self.name, "waits for", event.number))
+
+
+class Event:
+    def __init__(self, cuda: Cuda, number: int) -> None:
+        self.cuda, self.number = cuda, number
+
+    def query(self) -> bool:
+        return self.number <= self.cuda.ended
+
+    def synchronize(self) -> None:
+        self.cuda.ended = max(self.cuda.ended, self.number)
+
+
+@pytest.fixture
+def cuda(torch: Any, monkeypatch: pytest.MonkeyPatch) -> Cuda:
+    return Cuda(torch, monkeypatch)
+
+
+def test_the_calls_to_cuda(adapter: Any, torch: Any, cuda: Cuda) -> None:
     """Pinned, copied in the stream of its own, waited for and recorded in the one that computes."""
-    notes: list[Any] = []
-
-    class Stream:
-        def __init__(self, name: Any) -> None:
-            self.name = name
-
-        def __enter__(self) -> None:
-            notes.append(("in", self.name))
-
-        def __exit__(self, *error: Any) -> None:
-            notes.append(("out", self.name))
-
-        def record_event(self) -> str:
-            return f"event of {self.name}"
-
-        def wait_event(self, event: Any) -> None:
-            notes.append((self.name, "waits for", event))
-
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream("copies"))
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream("computes"))
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda t: notes.append("pin") or t)
-    monkeypatch.setattr(torch.Tensor, "record_stream", lambda t, stream: notes.append(("record", stream.name)))
     link = adapter.CudaLink(torch.device("cpu"))
     found = link.receive(link.send({"x": torch.ones(2), "words": ["a"]}))
     assert found["x"].tolist() == [1, 1]
     assert found["words"] == ["a"]
-    expected = ["pin", ("in", "copies"), ("out", "copies"), ("computes", "waits for", "event of copies")]
-    assert notes == [*expected, ("record", "computes")]
+    expected = ["pin", ("in", "copies"), ("out", "copies"), ("computes", "waits for", 1)]
+    assert cuda.notes == [*expected, ("record", "computes")]
+    cuda.notes.clear()
+    memory = link.memory(1000)
+    assert (memory.shape, memory.dtype, memory.flags.writeable) == ((1000,), np.uint8, True)
+    assert cuda.is_pinned(torch.from_numpy(memory[7:]))
+    cuda.notes.clear()
+    link.send({"x": torch.from_numpy(memory[100:200].view(np.float32)), "y": torch.ones(3)})
+    assert cuda.notes == ["pin", ("in", "copies"), ("out", "copies")]  # y alone
+
+
+def test_what_has_gaps_is_copied_without_them(adapter: Any, torch: Any, cuda: Cuda) -> None:
+    """torch would copy it through memory that is not pinned. What is dense in another order stays as it is."""
+    link = adapter.CudaLink(torch.device("cpu"))
+    memory = torch.from_numpy(link.memory(24).reshape(2, 3, 4))
+    cuda.notes.clear()
+    (found, _), (turned, _) = link.send({"x": memory[:, :, ::2]}), link.send({"x": memory.permute(0, 2, 1)})
+    assert (found["x"].stride(), found["x"].tolist()) == ((6, 2, 1), memory[:, :, ::2].tolist())
+    assert cuda.is_pinned(found["x"])
+    assert (turned["x"].stride(), turned["x"].data_ptr()) == ((12, 1, 4), memory.data_ptr())
+    assert cuda.notes.count("pin") == 1
+
+
+def test_memory_is_kept_until_its_copy_has_ended(adapter: Any, torch: Any, cuda: Cuda) -> None:
+    buffers = BatchBuffers(1 << 20)
+    link = adapter.CudaLink(torch.device("cpu"))
+    buffers.allocate = link.memory
+
+    def sent() -> int:
+        """Send a batch that nobody else keeps; where it lay."""
+        array = buffers.take({"x": ((1000,), np.dtype(np.uint8))})["x"]
+        place = array.ctypes.data
+        link.send({"x": torch.from_numpy(array)})[0].clear()
+        return place
+
+    first, second = sent(), sent()
+    assert (first != second, cuda.ended) == (True, 0)
+    third = sent()  # waits for the first
+    assert (cuda.ended, first in (second, third)) == (1, False)
+    assert sent() == first
+    assert cuda.ended == 2
+    cuda.ended = cuda.begun
+    places = {sent() for _ in range(2)}
+    assert places <= {first, second, third}
+    assert buffers.allocated_bytes == 3 * 4096
+    link.finish()
+    assert cuda.ended == cuda.begun
+
+
+def test_a_copy_that_failed_half_way_keeps_its_memory(adapter: Any, torch: Any, cuda: Cuda) -> None:
+    link = adapter.CudaLink(torch.device("cpu"))
+    array = torch.from_numpy(link.memory(10))
+    alive = weakref.ref(array)
+    full = torch.ones(1).to("meta")  # cannot be copied to a CPU
+    with pytest.raises(NotImplementedError):
+        link.send({"x": array, "y": full})
+    del array
+    gc.collect()
+    assert (alive() is not None, cuda.ended) == (True, 0)
+    link.finish()
+    assert (alive(), cuda.ended) == (None, 1)
+
+
+def test_without_pinned_memory_copies_go_on(
+    adapter: Any, torch: Any, cuda: Cuda, caplog: pytest.LogCaptureFixture
+) -> None:
+    cuda.most = 1
+    link = adapter.CudaLink(torch.device("cpu"))
+    assert [len(link.memory(10)) for _ in range(3)] == [10] * 3
+    assert link.send({"x": torch.ones(3)})[0]["x"].tolist() == [1, 1, 1]
+    assert [record.message for record in caplog.records] == [
+        "copies to cpu go out of ordinary memory, which takes longer: CUDA error: out of memory"
+    ]
+
+
+@pytest.mark.parametrize("left", ["at the end", "early", "peek"])
+def test_batches_are_decoded_into_pinned_memory(
+    adapter: Any, torch: Any, cuda: Cuda, path: str, monkeypatch: pytest.MonkeyPatch, left: str
+) -> None:
+    """A loop, or a look, copies no tensor to pinned memory, and leaves no copy that is under way."""
+
+    class OnCpu(adapter.CudaLink):
+        def __init__(self, device: Any) -> None:
+            assert device.type == "cuda"
+            super().__init__(torch.device("cpu"))
+
+    monkeypatch.setattr(adapter, "CudaLink", OnCpu)
+    decoder = pario.decode.Struct({"y": "<f4", "x": ("<f4", (299,))})
+    with adapter.Loader(path, BATCH, decoder, shuffle="global", seed=1, ids="i", device="cuda") as loader:
+        seen = []
+        for batch in [loader.peek()] if left == "peek" else loader:
+            assert (batch["x"] == batch["i"][:, None]).all()
+            assert all(cuda.is_pinned(tensor) for tensor in batch.values())
+            seen.append(batch["i"].tolist())
+            if left == "early":
+                break
+        assert seen == order(path, 0)[: len(loader) if left == "at the end" else 1]
+        assert cuda.ended == cuda.begun == {"at the end": len(loader), "early": 2, "peek": 1}[left]
+        assert {one.dtype for one in cuda.pinned} == {torch.uint8}  # blocks, no tensor of a batch
 
 
 # -- a batch of the plain loader in frameworks -------------------------------------------------------------------------

@@ -13,11 +13,13 @@ whole scripts for plain DDP, Lightning and Accelerate.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 import torch
@@ -49,6 +51,8 @@ else:
 
     B = TypeVar("B")
 
+_log = logging.getLogger("pario")
+
 __all__ = ["Checkpointer", "Loader", "prefetching", "use_mpi_ranks"]
 
 Tensors = dict[str, Any]
@@ -65,8 +69,8 @@ class Loader(NumpyLoader[B]):
         function: it gets that dict (on the device) and returns what the loop is to get
     ids : name under which the record ids, i64[b], come with the other tensors; None leaves them out
     device : where the tensors are to be. None or "cpu": they share memory with the batch, nothing is copied. A CUDA
-        device: each batch is copied to pinned memory and from there in a stream of its own, while the script works on
-        the batch before it. Any other device: copied when the batch is taken
+        device: each batch is decoded into pinned memory and copied from there in a stream of its own, while the script
+        works on the batch before it. Any other device: copied when the batch is taken
 
     A tensor keeps its memory for as long as anything refers to it: batches may be kept. Arrays that torch has no dtype
     for (strings, objects) stay as they are; numbers of foreign byte order are converted.
@@ -113,6 +117,8 @@ class Loader(NumpyLoader[B]):
         self._sequential = not options.get("shuffle") and options.get("weights") is None
         super().__init__(path, batch_size, decoder, **options)
         self._link = (CudaLink if self._device.type == "cuda" else Link)(self._device)
+        if isinstance(self._link, CudaLink):  # before the first batch
+            self._supply.context.decode.held.allocate = self._link.memory
         #: state of the last batch that was handed out, while others are on their way to the device
         self._handed_out: dict[str, Any] | None = None
         self._batches: Callable[[], Iterator[Batch] | None] = lambda: None  # those of the loop, while somebody has it
@@ -179,7 +185,8 @@ class Loader(NumpyLoader[B]):
     def peek(self) -> B:
         """The batch that this rank gets next, without using it up; see `pario.Loader.peek`. Not collective. In a loop
         that copies to a device, where one batch is on its way already: the one after that."""
-        return self._formed(self._link.receive(self._link.send(self._tensors(self._progress.peek()))))
+        _, tensors = next(_sent_ahead([(None, self._tensors(self._progress.peek()))], self._link))
+        return self._formed(tensors)
 
     # -- its position ----------------------------------------------------------------------------------------------
 
@@ -268,19 +275,20 @@ class Link:
         """The tensors on the device, ready for the current stream."""
         return sent if self._device.type == "cpu" else each_tensor(lambda t: t.to(self._device), sent)
 
+    def finish(self) -> None:
+        """Wait for the copies that have begun."""
 
-class _Sent(NamedTuple):
-    """Tensors on the device, and the event after which they are there."""
 
-    tensors: Tensors
-    there: Any
+#: Batches that are copied to a device at the same time, at most: each keeps its memory on this side until it is there.
+_COPIES = 2
 
 
 class CudaLink(Link):
     """Copies from pinned memory in a stream of its own, one batch ahead.
 
-    torch's allocator of pinned memory uses a block again only when the copies out of it have ended, so the batch's own
-    memory is free as soon as `send` returns. On the device `record_stream` does the same for the stream that computes.
+    Batches are decoded into pinned memory (`memory`), and what does not lie there is copied to some. torch does not
+    know of copies out of arrays in such memory: their tensors are kept until the copies have ended, because a block
+    that nobody refers to gets the next batch. On the device `record_stream` does the same for the stream that computes.
     """
 
     ahead = 1
@@ -288,30 +296,64 @@ class CudaLink(Link):
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
         self._stream = torch.cuda.Stream(device)
+        self._under_way: deque[tuple[Tensors, torch.cuda.Event]] = deque()  # what is copied, and when it has been
+        self._pins = True  # until the system refuses
 
-    def send(self, tensors: Tensors) -> _Sent:
-        pinned = each_tensor(lambda t: t.pin_memory(), tensors)
+    def memory(self, nbytes: int) -> np.ndarray:
+        """u8[nbytes], pinned and uninitialised."""
+        return self._pinned(torch.empty(nbytes, dtype=torch.uint8)).numpy()
+
+    def send(self, tensors: Tensors) -> tuple[Tensors, torch.cuda.Event]:
+        """(the tensors on the device, the event after which they are there)"""
+        self.finish(_COPIES - 1)
+        pinned = each_tensor(self._pinned, tensors)
         with torch.cuda.stream(self._stream):
-            moved = each_tensor(lambda t: t.to(self._device, non_blocking=True), pinned)
-            return _Sent(moved, self._stream.record_event())
+            try:
+                moved = each_tensor(lambda t: t.to(self._device, non_blocking=True), pinned)
+            finally:  # if the device has no memory for one tensor, the others are under way
+                there = self._stream.record_event()
+                self._under_way.append((pinned, there))
+        return moved, there
 
-    def receive(self, sent: _Sent) -> Tensors:
+    def receive(self, sent: tuple[Tensors, torch.cuda.Event]) -> Tensors:
+        tensors, there = sent
         stream = torch.cuda.current_stream(self._device)
-        stream.wait_event(sent.there)
-        each_tensor(lambda t: t.record_stream(stream), sent.tensors)
-        return sent.tensors
+        stream.wait_event(there)
+        each_tensor(lambda t: t.record_stream(stream), tensors)
+        return tensors
+
+    def finish(self, most: int = 0) -> None:
+        """Let go of what has been copied, and wait for the oldest copy while more than `most` are under way."""
+        while self._under_way and (len(self._under_way) > most or self._under_way[0][1].query()):
+            self._under_way[0][1].synchronize()
+            self._under_way.popleft()
+
+    def _pinned(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor itself if it is pinned and its elements lie in memory without gaps, in any order; else a copy that
+        is and does: others torch would copy through memory that is not pinned."""
+        if not tensor.is_contiguous() and tensor.stride() != torch.empty_like(tensor, device="meta").stride():
+            tensor = tensor.clone()
+        try:
+            return tensor.pin_memory() if self._pins else tensor
+        except RuntimeError as e:
+            self._pins = False
+            _log.warning("copies to %s go out of ordinary memory, which takes longer: %s", self._device, e)
+            return tensor
 
 
 def _sent_ahead(batches: Iterable[tuple[Any, Tensors]], link: Link) -> Iterator[tuple[Any, Tensors]]:
     """The same pairs, the tensors on the device: while the script works on one batch, `link.ahead` others travel."""
     under_way: list[tuple[Any, Any]] = []
-    for state, tensors in batches:
-        under_way.append((state, link.send(tensors)))
-        if len(under_way) > link.ahead:
-            first, sent = under_way.pop(0)
-            yield first, link.receive(sent)
-    for state, sent in under_way:
-        yield state, link.receive(sent)
+    try:
+        for state, tensors in batches:
+            under_way.append((state, link.send(tensors)))
+            if len(under_way) > link.ahead:
+                first, sent = under_way.pop(0)
+                yield first, link.receive(sent)
+        for state, sent in under_way:
+            yield state, link.receive(sent)
+    finally:
+        link.finish()
 
 
 # -- ranks ---------------------------------------------------------------------------------------------------------

@@ -7,10 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from pario.decode.base import ArraySpec, Decoder, Draw, Failures, columns
+from pario.decode.base import ArraySpec, Decoder, Draw, Failures, columns, flat, past_caches
 from pario.errors import OptionError
-from pario.kernels.pack import pack_rows
+from pario.kernels.fields import pack_fields
 from pario.records import Records
+
+#: Fields of at least as many bytes are copied straight to their arrays. Shorter ones are collected first: numpy copies
+#: a column of them in less time than it takes to ask an array for its address.
+_WIDE = 256
 
 
 class Struct(Decoder):
@@ -35,16 +39,34 @@ class Struct(Decoder):
             self.dtype = np.dtype(fields)
         except (TypeError, ValueError) as error:
             raise OptionError(f"fields must be name -> dtype or (dtype, shape), got {fields!r}: {error}") from error
-        names = self.dtype.names
-        if not names or self.dtype.hasobject or not self.dtype.itemsize:
+        named = self.dtype.fields
+        if not named or self.dtype.hasobject or not self.dtype.itemsize:
             raise OptionError(f"fields must be named numbers of a fixed size, got {self.dtype!r}")
         if isinstance(skip, bool) or not isinstance(skip, (int, np.integer)) or skip < 0:
             raise OptionError(f"skip must be a number of bytes, got {skip!r}")
         self.skip, self.tail = int(skip), bool(tail)
         self.arrays: dict[str, ArraySpec] = {}
-        for name in names:
-            base = self.dtype[name]
-            self.arrays[name] = (base.shape, base.base.newbyteorder("=") if base.base.names is None else base.base)
+        #: fields that go straight to their arrays: name -> whether the numbers have a foreign byte order
+        self._wide: dict[str, bool] = {}
+        narrow: list[tuple[str, np.dtype]] = []
+        joined: list[list[int]] = []
+        straight: list[list[int]] = []
+        for name in self.dtype.names or ():
+            of, at = named[name][:2]
+            foreign = of.base.names is None and not of.base.isnative
+            self.arrays[name] = of.shape, of.base.newbyteorder("=") if foreign else of.base
+            if of.itemsize >= _WIDE:
+                self._wide[name] = foreign
+                straight.append([at, of.itemsize, 0, of.itemsize])
+                continue
+            if not joined or at != joined[-1][0] + joined[-1][1]:
+                joined.append([at, 0, np.dtype(narrow).itemsize])
+            joined[-1][1] += of.itemsize
+            narrow.append((name, of))
+        #: the other fields, one behind the other
+        self._narrow = np.dtype(narrow)
+        #: what is copied of a record, as `pack_fields` says: first the narrow fields, to rows of their own
+        self._spans = np.array([*([*span, self._narrow.itemsize] for span in joined), *straight])
         self.spec = True  # nothing depends on record 0
 
     def __repr__(self) -> str:
@@ -68,19 +90,17 @@ class Struct(Decoder):
         left = nbytes - self.skip
         if self.tail:
             left = np.minimum(left, size)
-        rows = np.empty((len(records), size), np.uint8)
-        n = pack_rows(data, starts + self.skip, left, rows.reshape(-1), size, failed, False)
-        fields = rows.reshape(-1).view(self.dtype) if len(records) else np.empty(0, self.dtype)
-        bad = [int(i) for i in failed[:n]]
-        if bad:
-            good = np.ones(len(records), bool)
-            good[bad] = False
-            for name, array in out.items():
-                array[good] = fields[name][good]
-        else:
-            for name, array in out.items():
-                array[...] = fields[name]
-        return [(i, self._why(int(nbytes[i])) or "lies outside the bytes that were read") for i in bad]
+        rows = np.empty(len(records) * self._narrow.itemsize, np.uint8)
+        wide = [(flat(out[name]).ctypes.data, past_caches(out[name])) for name in self._wide]
+        places = np.array(wide, np.int64).reshape(-1, 2)
+        n = pack_fields(data, starts + self.skip, left, size, self._spans, rows, places, failed)
+        narrow: np.ndarray = np.ndarray(len(records), self._narrow, rows)
+        for name in self._narrow.names or ():
+            out[name][...] = narrow[name]
+        for name, foreign in self._wide.items():
+            if foreign:
+                out[name].byteswap(inplace=True)
+        return [(i, self._why(int(nbytes[i])) or "lies outside the bytes that were read") for i in failed[:n].tolist()]
 
     def _why(self, got: int) -> str:
         want = self.skip + self.dtype.itemsize
