@@ -117,8 +117,7 @@ class Loader(NumpyLoader[B]):
         self._sequential = not options.get("shuffle") and options.get("weights") is None
         super().__init__(path, batch_size, decoder, **options)
         self._link = (CudaLink if self._device.type == "cuda" else Link)(self._device)
-        if isinstance(self._link, CudaLink):  # before the first batch
-            self._supply.context.decode.held.allocate = self._link.memory
+        self._supply.context.decode.held.allocate = self._link.memory  # before the first batch
         #: state of the last batch that was handed out, while others are on their way to the device
         self._handed_out: dict[str, Any] | None = None
         self._batches: Callable[[], Iterator[Batch] | None] = lambda: None  # those of the loop, while somebody has it
@@ -267,6 +266,10 @@ class Link:
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
+    def memory(self, nbytes: int) -> np.ndarray:
+        """u8[nbytes] for batches, uninitialised."""
+        return np.empty(nbytes, np.uint8)
+
     def send(self, tensors: Tensors) -> Any:
         """Begin to copy."""
         return tensors
@@ -300,7 +303,7 @@ class CudaLink(Link):
         self._pins = True  # until the system refuses
 
     def memory(self, nbytes: int) -> np.ndarray:
-        """u8[nbytes], pinned and uninitialised."""
+        """Pinned."""
         return self._pinned(torch.empty(nbytes, dtype=torch.uint8)).numpy()
 
     def send(self, tensors: Tensors) -> tuple[Tensors, torch.cuda.Event]:
