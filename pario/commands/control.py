@@ -16,8 +16,6 @@ from pario.errors import OptionError, ParioError
 from pario.machine import allow_many_files, replacing
 from pario.plane.bucket import rates_words
 
-__all__ = ["plane"]
-
 #: of the table of a thousand jobs
 _MOST_BYTES = 16 << 20
 

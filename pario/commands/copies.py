@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from pario.dataset.reader import Reader
     from pario.tiers.copies import Copy
 
-__all__ = ["clean", "list_", "serve", "stage", "verify_copies"]
-
 T = TypeVar("T")
 
 

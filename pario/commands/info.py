@@ -28,8 +28,6 @@ from pario.locate.sidecar import sidecar_places
 if TYPE_CHECKING:
     from pario.codec.packing import Packing
 
-__all__ = ["head", "info"]
-
 #: `info` lists at most this many databases.
 LISTED = 50
 

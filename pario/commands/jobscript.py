@@ -13,8 +13,6 @@ import click
 
 from pario.commands.screen import screen
 
-__all__ = ["fill", "jobscript", "knobs", "names"]
-
 #: the example that a template runs if the user names no script
 _LESSONS = {
     "train": "train_ddp",

@@ -31,8 +31,6 @@ from pario.records import Records
 if TYPE_CHECKING:
     from pario.codec.packing import Packing
 
-__all__ = ["verify"]
-
 #: Damages that are shown; all are counted.
 SHOWN = 20
 

@@ -16,8 +16,6 @@ from pario.errors import CorruptedError
 from pario.format.layout import NUM_METAS
 from pario.format.meta import Snapshot
 
-__all__ = ["Claim", "PageUse", "Totals"]
-
 #: Page ranges that are used twice and explained; all are counted.
 EXPLAINED = 20
 #: Users of one such range that each rank names.

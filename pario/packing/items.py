@@ -28,8 +28,6 @@ from pario.locate.base import key_of
 from pario.locate.hidden import is_entry, looks_reserved
 from pario.records import Records
 
-__all__ = ["Database", "Items", "ReaderItems", "TreeItems", "databases_of", "open_items"]
-
 #: Of a main database with more leaf pages, not all are read before its records are.
 _FEW_LEAVES = 64
 
