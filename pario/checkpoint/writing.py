@@ -276,9 +276,6 @@ class DrainThread:
             store.discard(folder)
         return ended
 
-    def stopped(self) -> bool:
-        return self._stopped
-
     def _run(self, attempt: Attempt, straight: bool) -> None:
         folder = os.path.join(self._tiers.slow, f"{store.ATTEMPT}{attempt.name}")
         try:
@@ -322,7 +319,7 @@ class DrainThread:
         store.write_small(folder, manifest.part_name(self._world.node) + ".json", described)
 
     def _write(self, writer: Writer, data: np.ndarray, offset: int) -> None:
-        write_limited(writer, data, offset, self._take, self.stopped)
+        write_limited(writer, data, offset, self._take, lambda: self._stopped)
 
     def _take(self, nbytes: int) -> None:
         self._moved += 1
