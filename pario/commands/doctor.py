@@ -52,10 +52,9 @@ def doctor(path: str | None, db: str | None) -> int:
         facts = _rank_facts(world, path, db)
     everyones = world.allgather(facts)
     report = _report(world, everyones, refused)
-    said = report["advice"]
     screen.tell(report)
     screen.say(_words(report, path))
-    status = world.bcast(1 if said else 0)
+    status = world.bcast(1 if report["advice"] else 0)
     world.close()
     return int(status)
 
