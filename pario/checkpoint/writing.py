@@ -22,7 +22,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -249,10 +249,9 @@ class WriteThread:
 
 def _all(calls: list[Future[Any]]) -> None:
     """Wait for all; raises the first error."""
-    errors = [call.exception() for call in calls]
-    for error in errors:
-        if error is not None:
-            raise error
+    wait(calls)
+    for call in calls:
+        call.result()
 
 
 class DrainThread:

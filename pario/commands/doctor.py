@@ -360,8 +360,7 @@ def _words(report: dict[str, Any], path: str | None) -> str:
     rows += _node_rows(first, report["wants"])
     rows += _dataset_rows(first["dataset"])
     lines = [f"  {name:<14}  {text}" for name, text in rows]
-    for node in nodes[1:]:
-        lines.append(_difference(node, first, report["wants"]))
+    lines += [_difference(node, first, report["wants"]) for node in nodes[1:]]
     lines.append("")
     if report["advice"]:
         lines += [f"! {text}" for text in report["advice"]]
