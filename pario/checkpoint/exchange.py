@@ -16,6 +16,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from itertools import chain, cycle
 from math import prod
 from typing import Any, Protocol
@@ -243,28 +244,25 @@ class SafeTensors:
 def bring(foreign: Foreign, folder: str, step: int) -> Name:
     """Make a checkpoint of it, which begins a new run. Raises OptionError, CheckpointError, FileError."""
     store.make_folder(folder)
-    claim = store.Claim(folder)
-    taken = claim.take()
-    if taken is not None:
-        raise taken
-    last = max((each.order[0] for each in store.listed(folder)), default=0)
-    name = Name(step, store.next_id(last + 1, secrets.token_hex(4)))
-    attempt = os.path.join(folder, f"{store.ATTEMPT}{name}")
-    try:
-        part = _write(foreign, attempt, name)
-        specs, tree = foreign.specs, foreign.description
-        own = '{"ranks": [' in json.dumps(tree)
-        made = manifest.Manifest(step, name.id, time.time(), 1, 1, own_version(), "", tree, specs, [part], [], own)
-        text = manifest.manifest_text(made, manifest.arrays_text(specs))
-        store.write_small(attempt, manifest.MANIFEST, text, False)
-        store.commit(attempt, os.path.join(folder, str(name)))
-    except BaseException as e:
-        store.discard(attempt)
-        if isinstance(e, OSError) and not isinstance(e, FileError):
-            raise store.failed(e, "it was not imported", folder) from e
-        raise
-    finally:
-        claim.close()
+    with closing(store.Claim(folder)) as claim:
+        if (taken := claim.take()) is not None:
+            raise taken
+        last = max((each.order[0] for each in store.listed(folder)), default=0)
+        name = Name(step, store.next_id(last + 1, secrets.token_hex(4)))
+        attempt = os.path.join(folder, f"{store.ATTEMPT}{name}")
+        try:
+            part = _write(foreign, attempt, name)
+            specs, tree = foreign.specs, foreign.description
+            own = '{"ranks": [' in json.dumps(tree)
+            made = manifest.Manifest(step, name.id, time.time(), 1, 1, own_version(), "", tree, specs, [part], [], own)
+            text = manifest.manifest_text(made, manifest.arrays_text(specs))
+            store.write_small(attempt, manifest.MANIFEST, text, False)
+            store.commit(attempt, os.path.join(folder, str(name)))
+        except BaseException as e:
+            store.discard(attempt)
+            if isinstance(e, OSError) and not isinstance(e, FileError):
+                raise store.failed(e, "it was not imported", folder) from e
+            raise
     return name
 
 

@@ -36,7 +36,7 @@ import xxhash
 from pario.comm.base import AnyWorld
 from pario.comm.launcher import job_name
 from pario.errors import CheckpointError, CorruptedError, MissingError, ReadError
-from pario.machine import replaced, sync_path, write_all
+from pario.machine import closing_fd, replaced, sync_path, write_all
 
 #: An id, as a pattern.
 ID = "[0-9a-f]{7}[0-9a-fn][0-9a-f]{8}"
@@ -212,12 +212,10 @@ def discard(path: str) -> None:
             os.rename(path, trash)
             if not name.startswith(ATTEMPT):
                 sync_path(folder)
-        fd = os.open(trash, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)  # not where a link leads
-        try:
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC  # not where a link leads
+        with closing_fd(os.open(trash, flags)) as fd:
             for each in os.listdir(fd):
                 os.unlink(each, dir_fd=fd)
-        finally:
-            os.close(fd)
         os.rmdir(trash)
 
 
@@ -317,15 +315,14 @@ def read_small(path: str) -> bytes:
     """A whole file of at most 128 MiB. Raises MissingError, ReadError, CorruptedError."""
     fd, status = _opened(path)
     data = bytearray()
-    try:
+    with closing_fd(fd):
         if status.st_size > MOST_SMALL:
             raise CorruptedError(f"a description of {status.st_size:,} bytes", path=path)
-        while chunk := os.pread(fd, status.st_size + 1 - len(data), len(data)):
-            data += chunk
-    except OSError as e:
-        raise ReadError(f"cannot read: {e.strerror}", path=path) from e
-    finally:
-        os.close(fd)
+        try:
+            while chunk := os.pread(fd, status.st_size + 1 - len(data), len(data)):
+                data += chunk
+        except OSError as e:
+            raise ReadError(f"cannot read: {e.strerror}", path=path) from e
     return bytes(data)
 
 
