@@ -11,46 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.2.0"
 
-#: public name -> module that defines it
-_HOMES = {
-    "Batch": "pario.records",
-    "Budget": "pario.plan.budget",
-    "CheckpointError": "pario.errors",
-    "Checkpointer": "pario.checkpoint.checkpointer",
-    "ChecksumError": "pario.errors",
-    "ClosedError": "pario.errors",
-    "CorruptedError": "pario.errors",
-    "DatabaseError": "pario.errors",
-    "DeadRankError": "pario.errors",
-    "DecodeError": "pario.errors",
-    "EmptyError": "pario.errors",
-    "EncryptedError": "pario.errors",
-    "FileError": "pario.errors",
-    "HeldBatchesError": "pario.errors",
-    "InvalidError": "pario.errors",
-    "LauncherError": "pario.errors",
-    "Loader": "pario.loader.loader",
-    "MissingError": "pario.errors",
-    "OptionError": "pario.errors",
-    "Options": "pario.options",
-    "ParioError": "pario.errors",
-    "PeerError": "pario.errors",
-    "PerRank": "pario.checkpoint.tree",
-    "RankError": "pario.errors",
-    "ReadError": "pario.errors",
-    "Reader": "pario.dataset.reader",
-    "Records": "pario.records",
-    "Report": "pario.stats.report",
-    "Shard": "pario.checkpoint.tree",
-    "SnapshotError": "pario.errors",
-    "StateError": "pario.errors",
-    "Tier": "pario.options",
-    "VersionMismatchError": "pario.errors",
-    "decode": "pario.decode",
-    "split": "pario.dataset.split",
-    "errors": "pario.errors",
-}
-
 __all__ = [
     "Batch", "Budget", "CheckpointError", "Checkpointer", "ChecksumError", "ClosedError", "CorruptedError",
     "DatabaseError", "DeadRankError", "DecodeError", "EmptyError", "EncryptedError", "FileError", "HeldBatchesError",
@@ -58,6 +18,25 @@ __all__ = [
     "PerRank", "RankError", "ReadError", "Reader", "Records", "Report", "Shard", "SnapshotError", "StateError", "Tier",
     "VersionMismatchError", "__version__", "decode", "errors", "split",
 ]  # fmt: skip
+
+#: public name -> module that defines it
+_HOMES = {
+    **dict.fromkeys((name for name in __all__ if name.endswith("Error")), "pario.errors"),
+    "Batch": "pario.records",
+    "Budget": "pario.plan.budget",
+    "Checkpointer": "pario.checkpoint.checkpointer",
+    "Loader": "pario.loader.loader",
+    "Options": "pario.options",
+    "PerRank": "pario.checkpoint.tree",
+    "Reader": "pario.dataset.reader",
+    "Records": "pario.records",
+    "Report": "pario.stats.report",
+    "Shard": "pario.checkpoint.tree",
+    "Tier": "pario.options",
+    "decode": "pario.decode",
+    "errors": "pario.errors",
+    "split": "pario.dataset.split",
+}
 
 if TYPE_CHECKING:
     from pario import decode, errors

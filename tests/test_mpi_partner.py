@@ -94,7 +94,7 @@ def copy_before_draining(patch: pytest.MonkeyPatch, drained: float = math.inf) -
             attempt.copied.wait(60)
             real(self, attempt, folder)
             return
-        while not self.stopped():
+        while not self._stopped:
             time.sleep(0.01)
         raise OSError(errno.EIO, "the job was killed")
 

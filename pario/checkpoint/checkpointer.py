@@ -17,13 +17,14 @@ from pario.checkpoint.attempts import Attempt, Board, Budget, FastTier, Handle, 
 from pario.checkpoint.finding import Finder
 from pario.checkpoint.flat import Alike, Flat, check_same, flatten, structure_of
 from pario.checkpoint.layout import Staging
-from pario.checkpoint.manifest import Manifest, pario_version
+from pario.checkpoint.manifest import Manifest
 from pario.checkpoint.partner import Partner, open_partner
 from pario.checkpoint.restoring import restored
 from pario.checkpoint.store import Claim, newest, open_folders, run_of, sweep
 from pario.checkpoint.tree import Leaves
 from pario.checkpoint.varying import Varying
 from pario.checkpoint.writing import DrainThread, WriteThread
+from pario.codec.library import own_version
 from pario.comm.alive import roll_call
 from pario.comm.base import together
 from pario.comm.launcher import job_end
@@ -225,7 +226,7 @@ class Checkpointer:
         random = hashlib.sha256(f"{self._secret} {self._number}".encode()).hexdigest()[:8]
         id_, parents = self._finder.next(step, random)
         return Manifest(
-            step, id_, time.time(), world.size, world.nodes, pario_version(), self._version, flat.description,
+            step, id_, time.time(), world.size, world.nodes, own_version(), self._version, flat.description,
             flat.specs, [""] * world.nodes, parents, bool(flat.own),
         )  # fmt: skip
 

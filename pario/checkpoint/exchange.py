@@ -16,6 +16,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from itertools import chain, cycle
 from math import prod
 from typing import Any, Protocol
@@ -29,6 +30,7 @@ from pario.checkpoint.restoring import Ahead, Wish
 from pario.checkpoint.store import Name, Reader, Writer, empty_bytes, sum_of
 from pario.checkpoint.tree import Box, Spec, runs
 from pario.checkpoint.varying import add_rest
+from pario.codec.library import own_version
 from pario.errors import CorruptedError, FileError, OptionError
 from pario.machine import replaced
 from pario.text import DAMAGED, read_json
@@ -239,37 +241,32 @@ class SafeTensors:
         reader.read(out, at + begin)
 
 
-def bring(
-    foreign: Foreign, folder: str, step: int, version: str = "", progress: Callable[[int], None] = lambda nbytes: None
-) -> Name:
+def bring(foreign: Foreign, folder: str, step: int) -> Name:
     """Make a checkpoint of it, which begins a new run. Raises OptionError, CheckpointError, FileError."""
     store.make_folder(folder)
-    claim = store.Claim(folder)
-    taken = claim.take()
-    if taken is not None:
-        raise taken
-    last = max((each.order[0] for each in store.listed(folder)), default=0)
-    name = Name(step, store.next_id(last + 1, secrets.token_hex(4)))
-    attempt = os.path.join(folder, f"{store.ATTEMPT}{name}")
-    try:
-        part = _write(foreign, attempt, name, progress)
-        specs, tree, pario = foreign.specs, foreign.description, manifest.pario_version()
-        own = '{"ranks": [' in json.dumps(tree)
-        made = manifest.Manifest(step, name.id, time.time(), 1, 1, pario, version, tree, specs, [part], [], own)
-        text = manifest.manifest_text(made, manifest.arrays_text(specs))
-        store.write_small(attempt, manifest.MANIFEST, text, False)
-        store.commit(attempt, os.path.join(folder, str(name)))
-    except BaseException as e:
-        store.discard(attempt)
-        if isinstance(e, OSError) and not isinstance(e, FileError):
-            raise store.failed(e, "it was not imported", folder) from e
-        raise
-    finally:
-        claim.close()
+    with closing(store.Claim(folder)) as claim:
+        if (taken := claim.take()) is not None:
+            raise taken
+        last = max((each.order[0] for each in store.listed(folder)), default=0)
+        name = Name(step, store.next_id(last + 1, secrets.token_hex(4)))
+        attempt = os.path.join(folder, f"{store.ATTEMPT}{name}")
+        try:
+            part = _write(foreign, attempt, name)
+            specs, tree = foreign.specs, foreign.description
+            own = '{"ranks": [' in json.dumps(tree)
+            made = manifest.Manifest(step, name.id, time.time(), 1, 1, own_version(), "", tree, specs, [part], [], own)
+            text = manifest.manifest_text(made, manifest.arrays_text(specs))
+            store.write_small(attempt, manifest.MANIFEST, text, False)
+            store.commit(attempt, os.path.join(folder, str(name)))
+        except BaseException as e:
+            store.discard(attempt)
+            if isinstance(e, OSError) and not isinstance(e, FileError):
+                raise store.failed(e, "it was not imported", folder) from e
+            raise
     return name
 
 
-def _write(foreign: Foreign, folder: str, name: Name, progress: Callable[[int], None]) -> str:
+def _write(foreign: Foreign, folder: str, name: Name) -> str:
     """The node's file and its description, whose checksum it returns."""
     specs = foreign.specs
     arranged = layout.arrange(layout.share_out(specs, [{}], [[0]])[0], 1)
@@ -292,7 +289,6 @@ def _write(foreign: Foreign, folder: str, name: Name, progress: Callable[[int], 
                 k += 1
             stored.append(manifest.Stored(0, offset, nbytes, 0, sum_of(data)))
             writer.write(data, offset)
-            progress(nbytes)
         for offset, rest in file.rest:
             writer.write(np.frombuffer(rest, np.uint8), offset)
         writer.sync()

@@ -22,8 +22,6 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from math import prod
 from typing import Any, NamedTuple
 
@@ -112,15 +110,6 @@ class Manifest:
     @property
     def nbytes(self) -> int:
         return sum(spec.nbytes for spec in self.specs)
-
-
-@cache
-def pario_version() -> str:
-    """As it is installed; "" if it is not. Reading it takes as long as copying some MB."""
-    try:
-        return version("pario")
-    except PackageNotFoundError:
-        return ""
 
 
 def part_name(node: int) -> str:

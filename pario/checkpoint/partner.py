@@ -44,8 +44,6 @@ from pario.wire.client import Client
 from pario.wire.frames import Word
 from pario.wire.server import AnsweringServer, Reply
 
-__all__ = ["Partner", "open_partner"]
-
 _log = logging.getLogger("pario")
 
 DESCRIBE, READ = 1, 2

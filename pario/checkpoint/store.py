@@ -36,7 +36,7 @@ import xxhash
 from pario.comm.base import AnyWorld
 from pario.comm.launcher import job_name
 from pario.errors import CheckpointError, CorruptedError, MissingError, ReadError
-from pario.machine import replaced, sync_path, write_all
+from pario.machine import closing_fd, replaced, sync_path, write_all
 
 #: An id, as a pattern.
 ID = "[0-9a-f]{7}[0-9a-fn][0-9a-f]{8}"
@@ -212,12 +212,10 @@ def discard(path: str) -> None:
             os.rename(path, trash)
             if not name.startswith(ATTEMPT):
                 sync_path(folder)
-        fd = os.open(trash, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)  # not where a link leads
-        try:
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC  # not where a link leads
+        with closing_fd(os.open(trash, flags)) as fd:
             for each in os.listdir(fd):
                 os.unlink(each, dir_fd=fd)
-        finally:
-            os.close(fd)
         os.rmdir(trash)
 
 
@@ -261,6 +259,24 @@ class _Opened:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _past_the_cache(
+        self, move: Callable[[int, np.ndarray, int], None], block: np.ndarray, offset: int, only: int | None = None
+    ) -> None:
+        """move(descriptor, bytes, offset): whole pages past the page cache where that can be, everything else through
+        it. only : the error by which a device says that it cannot, by its number; None: any"""
+        whole = block.size // PAGE * PAGE
+        if self._direct < 0 or offset % PAGE or block.ctypes.data % PAGE or not whole:
+            move(self._fd, block, offset)
+            return
+        try:
+            move(self._direct, block[:whole], offset)
+        except OSError as e:
+            if only not in (None, e.errno):
+                raise
+            move(self._fd, block[:whole], offset)
+        if whole < block.size:
+            move(self._fd, block[whole:], offset + whole)
+
 
 class Reader(_Opened):
     """A node's file: whole pages past the page cache where the store can. Any thread. Raises ReadError and the like."""
@@ -278,47 +294,35 @@ class Reader(_Opened):
 
     def read(self, block: np.ndarray, offset: int) -> None:
         """Fill `block`, u8[n]."""
-        whole = block.size // PAGE * PAGE
-        if self._direct < 0 or offset % PAGE or block.ctypes.data % PAGE or not whole:
-            self._read(self._fd, block, offset)
-            return
-        try:
-            self._read(self._direct, block[:whole], offset)
-        except ReadError:  # what a device cannot do past the cache it may do through it
-            self._read(self._fd, block[:whole], offset)
-        if whole < block.size:
-            self._read(self._fd, block[whole:], offset + whole)
+        self._past_the_cache(self._read, block, offset)  # what a device cannot do past the cache it may do through it
 
     def _read(self, fd: int, block: np.ndarray, offset: int) -> None:
         done = 0
-        try:
-            while done < block.size:
-                request = block[done : done + _REQUEST]
+        while done < block.size:
+            request = block[done : done + _REQUEST]
+            try:
                 if self._take is not None:
                     self._take(request.size)
                 n = os.preadv(fd, [request.data], offset + done)
-                if n <= 0:
-                    raise ReadError("the file ends before its data", path=self.path, offset=offset + done)
-                done += n
-        except ReadError:
-            raise
-        except OSError as e:
-            raise ReadError(f"cannot read: {e.strerror}", path=self.path, offset=offset + done) from e
+            except OSError as e:
+                raise ReadError(f"cannot read: {e.strerror}", path=self.path, offset=offset + done) from e
+            if n <= 0:
+                raise ReadError("the file ends before its data", path=self.path, offset=offset + done)
+            done += n
 
 
 def read_small(path: str) -> bytes:
     """A whole file of at most 128 MiB. Raises MissingError, ReadError, CorruptedError."""
     fd, status = _opened(path)
     data = bytearray()
-    try:
+    with closing_fd(fd):
         if status.st_size > MOST_SMALL:
             raise CorruptedError(f"a description of {status.st_size:,} bytes", path=path)
-        while chunk := os.pread(fd, status.st_size + 1 - len(data), len(data)):
-            data += chunk
-    except OSError as e:
-        raise ReadError(f"cannot read: {e.strerror}", path=path) from e
-    finally:
-        os.close(fd)
+        try:
+            while chunk := os.pread(fd, status.st_size + 1 - len(data), len(data)):
+                data += chunk
+        except OSError as e:
+            raise ReadError(f"cannot read: {e.strerror}", path=path) from e
     return bytes(data)
 
 
@@ -346,18 +350,7 @@ class Writer(_Opened):
 
     def write(self, data: np.ndarray, offset: int) -> None:
         """data : u8[n]"""
-        whole = data.size // PAGE * PAGE
-        if self._direct < 0 or offset % PAGE or data.ctypes.data % PAGE or not whole:
-            write_all(self._fd, data.data, offset)
-            return
-        try:
-            write_all(self._direct, data[:whole].data, offset)
-        except OSError as e:
-            if e.errno != errno.EINVAL:
-                raise
-            write_all(self._fd, data[:whole].data, offset)
-        if whole < data.size:
-            write_all(self._fd, data[whole:].data, offset + whole)
+        self._past_the_cache(write_all, data, offset, only=errno.EINVAL)
 
     def sync(self) -> None:
         os.fsync(self._fd)

@@ -22,7 +22,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -249,10 +249,9 @@ class WriteThread:
 
 def _all(calls: list[Future[Any]]) -> None:
     """Wait for all; raises the first error."""
-    errors = [call.exception() for call in calls]
-    for error in errors:
-        if error is not None:
-            raise error
+    wait(calls)
+    for call in calls:
+        call.result()
 
 
 class DrainThread:
@@ -275,9 +274,6 @@ class DrainThread:
         for folder in self._failed:
             store.discard(folder)
         return ended
-
-    def stopped(self) -> bool:
-        return self._stopped
 
     def _run(self, attempt: Attempt, straight: bool) -> None:
         folder = os.path.join(self._tiers.slow, f"{store.ATTEMPT}{attempt.name}")
@@ -322,7 +318,7 @@ class DrainThread:
         store.write_small(folder, manifest.part_name(self._world.node) + ".json", described)
 
     def _write(self, writer: Writer, data: np.ndarray, offset: int) -> None:
-        write_limited(writer, data, offset, self._take, self.stopped)
+        write_limited(writer, data, offset, self._take, lambda: self._stopped)
 
     def _take(self, nbytes: int) -> None:
         self._moved += 1

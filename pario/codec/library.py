@@ -120,6 +120,17 @@ def find_package(name: str) -> Any:
         return None
 
 
+@functools.cache
+def own_version() -> str:
+    """pario's, as it is installed; "" if it is not. Reading it takes as long as copying some MB."""
+    from importlib.metadata import PackageNotFoundError, version  # only here: most jobs write nothing
+
+    try:
+        return version("pario")
+    except PackageNotFoundError:
+        return ""
+
+
 class Contexts:
     """Addresses of contexts of a library: each serves one thread at a time, and is used again.
 

@@ -17,7 +17,6 @@ Offsets in the JSON count from its end.
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import struct
 import zlib
@@ -29,6 +28,7 @@ import numpy as np
 
 from pario.codec.base import Codec, Failures, address_of, as_bytes, longs
 from pario.codec.blocks import Entries
+from pario.codec.library import own_version
 from pario.codec.registry import make
 from pario.errors import CorruptedError, DecodeError, OptionError, VersionMismatchError
 from pario.kernels import coded
@@ -112,7 +112,7 @@ class Packing(Entries):
         dtype = "<u4" if not len(self.sizes) or int(self.sizes.max()) <= coded.MOST else "<u8"
         table = [*kept(_deflated(self.sizes, dtype)), "deflate", dtype]
         said = self.more | {"version": _VERSION, "codecs": codecs, "records": len(self.sizes), "sizes": table}
-        said.setdefault("pario", _own_version())
+        said.setdefault("pario", own_version() or "unknown")
         magic = MAGIC
         if self.counts is not None:
             magic = MAGIC[:-1] + bytes(_FORMS[1:])
@@ -342,13 +342,6 @@ def _sum(data: bytes) -> int:
     out, zero = np.zeros(1, np.uint64), np.zeros(1, np.int64)
     sum_values(np.frombuffer(data, np.uint8), zero, np.array([len(data)], np.int64), out)
     return int(out[0])
-
-
-def _own_version() -> str:
-    try:
-        return importlib.metadata.version("pario")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def _read_entry(whole: bytes) -> tuple[dict[str, Any], bytes]:

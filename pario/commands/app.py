@@ -23,9 +23,6 @@ from pario.commands.run import advise, run, trace
 from pario.commands.screen import screen
 from pario.commands.sidecars import checksum, index
 
-__all__ = ["group"]
-
-
 #: old name -> its words now; old names go with the release after this one
 _OLD = {
     **{name: f"data {name}" for name in ("info", "head", "verify", "index", "checksum", "pack", "unpack", "choose")},

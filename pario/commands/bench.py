@@ -10,8 +10,6 @@ from pario.commands import arguments
 from pario.commands.screen import counted, decimal_bytes, screen, seconds, table
 from pario.options import RECIPES, Options
 
-__all__ = ["bench"]
-
 #: (one of dataset.PHASES, its description). The first block belongs to the ranks that read, in the background unless
 #: the recipe is synchronous
 _READING = (

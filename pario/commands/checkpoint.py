@@ -19,8 +19,6 @@ from pario.machine import replacing
 if TYPE_CHECKING:
     from pario.checkpoint.store import Name
 
-__all__ = ["checkpoint"]
-
 _folder = click.argument("folder", type=click.Path())
 
 

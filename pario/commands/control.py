@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
+from contextlib import closing
 from typing import Any
 
 import click
@@ -15,8 +16,6 @@ from pario.commands.screen import counted, screen, seconds, table
 from pario.errors import OptionError, ParioError
 from pario.machine import allow_many_files, replacing
 from pario.plane.bucket import rates_words
-
-__all__ = ["plane"]
 
 #: of the table of a thousand jobs
 _MOST_BYTES = 16 << 20
@@ -104,23 +103,21 @@ def status(at: str | None, every: float | None, prometheus: bool) -> int:
     address = read_address(text)
     if every is None:
         every = 1.0 if sys.stdout.isatty() and not (prometheus or screen.json) else 0.0
-    session = connected(address, who(address), {"do": "status"}, _MOST_BYTES)
-    try:
-        state = session.first["status"]
-        screen.tell(state)
-        while True:
-            if every:
-                click.clear()
-            screen.say(metrics_text(state).rstrip("\n") if prometheus else _status_text(state))
-            if not every:
-                return 0
-            time.sleep(max(0.1, every))
-            session.send({"ask": "status"})
-            state = session.answer()["status"]
-    except (OSError, KeyError) as e:
-        raise ParioError(f"the control plane at {address} does not answer: {e}") from None
-    finally:
-        session.close()
+    with closing(connected(address, who(address), {"do": "status"}, _MOST_BYTES)) as session:
+        try:
+            state = session.first["status"]
+            screen.tell(state)
+            while True:
+                if every:
+                    click.clear()
+                screen.say(metrics_text(state).rstrip("\n") if prometheus else _status_text(state))
+                if not every:
+                    return 0
+                time.sleep(max(0.1, every))
+                session.send({"ask": "status"})
+                state = session.answer()["status"]
+        except (OSError, KeyError) as e:
+            raise ParioError(f"the control plane at {address} does not answer: {e}") from None
 
 
 def _status_text(state: dict[str, Any]) -> str:

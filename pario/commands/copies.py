@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from pario.comm.base import AnyWorld
     from pario.dataset.reader import Reader
     from pario.tiers.copies import Copy
-
-__all__ = ["clean", "list_", "serve", "stage", "verify_copies"]
 
 T = TypeVar("T")
 
@@ -182,11 +181,9 @@ def serve(folder: str | None, tiers: str | None) -> int:
         return 0
     nodes = counted(world.nodes, "node")
     _say(f"{node_name()}: node {host.number} of {nodes}; jobs find it by  export PARIO_SERVICE={host.folder}")
-    try:
+    with closing(host):
         end.wait()
         found = host.state()
-    finally:
-        host.close()
     for each in found:
         _say(
             f"{node_name()}: {each['path']}: {decimal_bytes(each['store_bytes'])} read from the store, "

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from pario.codec.packing import Packing
     from pario.locate.base import Index
 
-__all__ = ["Dataset", "Item", "key_text", "name_of", "pieces", "selected"]
-
 #: Reads under way at once per rank.
 INFLIGHT = 8
 #: Bytes of values that are read at once per rank, unless one value is larger.

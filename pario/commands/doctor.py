@@ -52,10 +52,9 @@ def doctor(path: str | None, db: str | None) -> int:
         facts = _rank_facts(world, path, db)
     everyones = world.allgather(facts)
     report = _report(world, everyones, refused)
-    said = report["advice"]
     screen.tell(report)
     screen.say(_words(report, path))
-    status = world.bcast(1 if said else 0)
+    status = world.bcast(1 if report["advice"] else 0)
     world.close()
     return int(status)
 
@@ -361,8 +360,7 @@ def _words(report: dict[str, Any], path: str | None) -> str:
     rows += _node_rows(first, report["wants"])
     rows += _dataset_rows(first["dataset"])
     lines = [f"  {name:<14}  {text}" for name, text in rows]
-    for node in nodes[1:]:
-        lines.append(_difference(node, first, report["wants"]))
+    lines += [_difference(node, first, report["wants"]) for node in nodes[1:]]
     lines.append("")
     if report["advice"]:
         lines += [f"! {text}" for text in report["advice"]]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pario.comm.base import together
+from pario.comm.base import on_root, together
 from pario.commands.dataset import Dataset, Item, is_tar, key_text, name_of, selected
 from pario.commands.decoder import decoded, find_decoder
 from pario.commands.guess import MOST, guess, kind_of, lines_to_paste
@@ -27,8 +27,6 @@ from pario.locate.sidecar import sidecar_places
 
 if TYPE_CHECKING:
     from pario.codec.packing import Packing
-
-__all__ = ["head", "info"]
 
 #: `info` lists at most this many databases.
 LISTED = 50
@@ -99,17 +97,13 @@ def _info_of_tars(path: str, db: str | None, decoder: Decoder | None) -> int:
         rows = [("file", f"{reader.path}, {decimal_bytes(nbytes)}"), ("format", f"{several}read as it is")]
         screen.say(_aligned(rows))
         screen.tell(path=reader.path, bytes=nbytes, format="tar")
-        world = reader.world
-        fetcher = reader.file.pool.fetcher if world.rank == 0 else None
         index, tree = reader.index, _tree_of(reader)
-        lines: list[str] = []
         rows = _rows(index, tree, None, index.sidecar or "not saved yet: the first Loader does that")
-        with together(world, "looking at a few records"):
-            if fetcher is not None:
-                lines = lines_to_paste(path, fetcher, index, None)
+        work = lambda: lines_to_paste(path, reader.file.pool.fetcher, index, None)  # noqa: E731
+        lines = on_root(reader.world, "looking at a few records", work)
         screen.say()
         screen.say(_aligned(rows))
-        _say_lines(world.bcast(lines))
+        _say_lines(lines)
     tree, items = _sample_of(path, db, 1, None, MOST if decoder is None else None)
     _look(tree, items, decoder, advise=False)
     return 0

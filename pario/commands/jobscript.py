@@ -13,16 +13,9 @@ import click
 
 from pario.commands.screen import screen
 
-__all__ = ["fill", "jobscript", "knobs", "names"]
-
 #: the example that a template runs if the user names no script
-_LESSONS = {
-    "train": "train_ddp",
-    "train_staged": "train_ddp",
-    "train_requeue": "train_requeue",
-    "job_array": "train_ddp",
-    "shared_store": "train_ddp",
-}
+_LESSONS = dict.fromkeys(("train", "train_staged", "job_array", "shared_store"), "train_ddp")
+_LESSONS["train_requeue"] = "train_requeue"
 _KNOB = re.compile(r"^([A-Z_]+)=(?:\$\{\1:-(?P<default>.*?)\}|(?P<list>\(.*?\)))(?P<rest> *#.*)?$", re.MULTILINE)
 
 

@@ -22,9 +22,7 @@ def mpiexec_place() -> str | None:
 def mpiexec_family(mpiexec: str) -> str:
     """ "Open MPI", "MPICH" (and its descendants), or "" if unknown. Starts no job."""
     try:
-        done = subprocess.run(
-            [mpiexec, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20
-        )
+        done = _ended([mpiexec, "--version"], 20)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     said = done.stdout + done.stderr
@@ -44,13 +42,7 @@ def find_mpiexec() -> tuple[list[str], str]:
             # Open MPI refuses more ranks than cores, and its wheel says "Error" about a transport between nodes.
             command += ["--oversubscribe", "--mca", "osc", "^ucx"]
         # Without pario: does this mpiexec belong to the MPI library that mpi4py loads?
-        probe = subprocess.run(
-            [*command, "-n", "2", sys.executable, "-c", _PROBE],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        probe = _ended([*command, "-n", "2", sys.executable, "-c", _PROBE], 60)
     except (OSError, subprocess.TimeoutExpired) as e:
         return [], f"{found} does not work ({e})"
     sizes = re.findall(r"<size (\d+)>", probe.stdout)
@@ -62,3 +54,8 @@ def find_mpiexec() -> tuple[list[str], str]:
     if sizes != ["2", "2"]:
         return [], f"{found} belongs to another MPI library than the one that mpi4py loads"
     return command, ""
+
+
+def _ended(command: list[str], limit_s: float) -> subprocess.CompletedProcess[str]:
+    """Raises OSError, subprocess.TimeoutExpired."""
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit_s)

@@ -26,8 +26,6 @@ from pario.errors import FileError
 if TYPE_CHECKING:
     from pario.stats.trace_summary import RankSummary
 
-__all__ = ["advise", "run", "trace"]
-
 #: what follows the target is the script's
 _ITS_OWN_OPTIONS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 _module = click.option("-m", "module", is_flag=True, help="TARGET is a module, as for python -m.")

@@ -25,7 +25,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 
 from pario import __version__, machine
@@ -151,15 +151,13 @@ def _work(folder: str, lock: int) -> int:
     except (ParioError, OSError) as e:
         os.write(2, f"error: the service of the node does not start: {e}\n".encode())
         return 1
-    try:
+    with closing(host):
         # The script that has started it may end first, and a reader of its output waits for the end of that.
         silence(2)
         warm_up()  # while the script still imports what it needs
         lock_use(lock, alone=True, wait=True)
         host.retire()
         _remove(folder, lock)
-    finally:
-        host.close()
     return 0
 
 

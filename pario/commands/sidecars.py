@@ -90,9 +90,7 @@ def checksum(path: str, db: str | None) -> int:
     everyones_ids, everyones = world.gather_array(ids), world.gather_array(mine)
     where = ""
     with together(world, "saving the checksums"):
-        if world.rank == 0:
-            assert everyones_ids is not None
-            assert everyones is not None
+        if everyones_ids is not None and everyones is not None:  # rank 0
             sums = np.empty(index.n, np.uint64)
             sums[everyones_ids] = everyones
             (file,) = reader.file.pool.fetcher.files

@@ -31,8 +31,6 @@ from pario.records import Records
 if TYPE_CHECKING:
     from pario.codec.packing import Packing
 
-__all__ = ["verify"]
-
 #: Damages that are shown; all are counted.
 SHOWN = 20
 
@@ -78,14 +76,9 @@ def _say(dataset: Dataset, words: str, damages: list[ParioError], count: int | N
 
 def _free_list(dataset: Dataset, use: PageUse) -> int:
     """Number of damages in the list of free pages, which rank 0 looks at. Collective."""
-
-    def look() -> list[ParioError]:
-        if dataset.world.rank:
-            return []
-        return [fault.error for fault in check_free_list(dataset, use)]
-
+    look = partial(check_free_list, dataset, use) if dataset.world.rank == 0 else list
     found = dataset.together(look, "reading the list of free pages")
-    return _say(dataset, "list of free pages", dataset.world.bcast(found))
+    return _say(dataset, "list of free pages", [fault.error for fault in dataset.world.bcast(found)])
 
 
 def _database(dataset: Dataset, use: PageUse, name: bytes | None) -> tuple[int, list[bytes]]:

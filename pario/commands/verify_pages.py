@@ -16,8 +16,6 @@ from pario.errors import CorruptedError
 from pario.format.layout import NUM_METAS
 from pario.format.meta import Snapshot
 
-__all__ = ["Claim", "PageUse", "Totals"]
-
 #: Page ranges that are used twice and explained; all are counted.
 EXPLAINED = 20
 #: Users of one such range that each rank names.
@@ -104,14 +102,6 @@ class User(NamedTuple):
     too_long: bool
 
 
-class Totals(NamedTuple):
-    """Pages of the file that are in use (the meta pages among them), free, and neither."""
-
-    used: int
-    free: int
-    lost: int
-
-
 class PageUse:
     """Who uses which page. `mark` and `claim` are this rank's own affair, `twice` is collective."""
 
@@ -167,12 +157,13 @@ class PageUse:
             errors.append(_used_twice(low, high, users, total, self._snapshot.page_size))
         return count, errors
 
-    def totals(self) -> Totals:
-        """Of the whole file. On rank 0, after `twice`, if all trees and the list of free pages were looked at."""
+    def totals(self) -> tuple[int, int, int]:
+        """Pages of the whole file that are in use (the meta pages among them), free, and neither. On rank 0, after
+        `twice`, if all trees and the list of free pages were looked at."""
         unwritten = len(np.unique(np.concatenate([np.empty(0, np.int64), *self._unwritten])))
         seen, free = self._used.count(), self._free.count()
         lost = self._snapshot.last_pgno + 1 - NUM_METAS - seen - unwritten
-        return Totals(NUM_METAS + seen - free, free + unwritten, lost)
+        return NUM_METAS + seen - free, free + unwritten, lost
 
     def _put_together(self, world: AnyWorld) -> None:
         """Bring all ranks' bits to rank 0. A page that two ranks have marked is used twice."""

@@ -22,8 +22,6 @@ from pario.format.page import Node, Page, SubPage
 from pario.format.tree import Tree, check_ascending, clean_name, dup_order
 from pario.plan.schedule import even_split
 
-__all__ = ["TreeCheck", "check_free_list", "leaf_pages", "spelt_out"]
-
 #: Leaf pages between two looks at the progress bar.
 STRIDE = 64
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pario.comm.base import together
+from pario.comm.base import on_root, together
 from pario.dataset.reader import Reader
 from pario.dataset.select import Wanted, gathered, mark_of, picked, runs_with
 from pario.dataset.template import Template
@@ -200,11 +200,7 @@ def _first_records(fields: FieldSet, wanted: Wanted, reader: Reader) -> tuple[np
         return _made_records(fields, wanted, reader)
     ids: list[np.ndarray] = []
     numbers: list[np.ndarray] = []
-    runs: list[tuple[int, int]] = []
-    with together(world, "looking for the first field's keys (fields)"):
-        if world.rank == 0:
-            runs = runs_with(lead.prefix, reader.index)
-    runs = world.bcast(runs)
+    runs = on_root(world, "looking for the first field's keys (fields)", lambda: runs_with(lead.prefix, reader.index))
     with together(world, "finding the samples by their keys (fields)"):
         wanted_ids = expanded(np.array(runs, np.int64).reshape(-1, 2), np.dtype(np.int64))
         for these in _parts(wanted_ids[slice(*even_split(len(wanted_ids), world.size, world.rank))]):
@@ -269,19 +265,15 @@ def _wanted(
     """The samples that are selected, on rank 0."""
     world = reader.world
     chosen: np.ndarray | None = None
-    by_number = False
     with together(world, "choosing samples (select)"):
-        if world.rank == 0:
-            chosen = wanted.among(numbers)
-            by_number = chosen is not None
-    if not world.bcast(by_number):
+        chosen = wanted.among(numbers) if world.rank == 0 else None
+    if not world.bcast(chosen is not None):
         runs = picked(wanted, reader)
         if world.rank == 0:
             run = np.searchsorted(runs[:, 0], first, side="right") - 1
             chosen = (run >= 0) & (first < runs[np.maximum(run, 0), 1])
     with together(world, "choosing samples (select)"):
-        if world.rank == 0:
-            assert chosen is not None
+        if chosen is not None:  # on rank 0
             if not chosen.any():
                 raise OptionError(
                     f"{wanted!r} picks none of the {len(first):,} samples",

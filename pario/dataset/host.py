@@ -41,7 +41,7 @@ from pario.kernels.private import PrivateDirectory
 from pario.options import Options, Tier
 from pario.plan.placement import Placement
 from pario.stats.rank import RankStats
-from pario.tiers.asking import CHUNK_BYTES, LOCK, WHERE, here, packed, unpacked, written
+from pario.tiers.asking import CHUNK_BYTES, LOCK, WHERE, good, here, packed, unpacked, written
 from pario.tiers.disk_files import is_used, lock_use, root_of
 from pario.tiers.fill import Filler
 from pario.tiers.grid import Grid
@@ -356,7 +356,7 @@ class Host:
 
     def _placed(self, dataset: _Dataset, body: bytes) -> np.ndarray:
         """i32[chunks, copies]: see `Placement`. Raises OSError, ValueError, ParioError."""
-        words, raw = _good(self._answer_assign(body) if self.number == 0 else self._first.call(ASSIGN, body)[1])
+        words, raw = good(self._answer_assign(body) if self.number == 0 else self._first.call(ASSIGN, body)[1])
         chunks, copies = dataset.stage.grid.chunks, int(words.get("copies", 0))
         return np.frombuffer(raw, np.int32, chunks * copies).reshape(chunks, copies)
 
@@ -386,7 +386,7 @@ class Host:
         rooms, held = [0] * len(answers), [b""] * len(answers)
         for node, future in enumerate(answers):
             try:
-                words, bits = _good(future.result())
+                words, bits = good(future.result())
                 rooms[node] = int(words["room"])
                 if len(bits) == -(-grid.chunks // 8):
                     held[node] = bits
@@ -447,11 +447,3 @@ def _answered(answer: Callable[[bytes], bytes], body: bytes) -> bytes:
         return answer(body)
     except (ParioError, OSError) as e:
         return packed({"problem": str(e)})
-
-
-def _good(body: bytes) -> tuple[dict[str, Any], bytes]:
-    """What an answer says. Raises ParioError where there is none, ValueError."""
-    words, raw = unpacked(body)
-    if words.get("problem"):
-        raise ParioError(words["problem"])
-    return words, raw

@@ -63,7 +63,13 @@ def open_served(
             _close(lease)
             return None
         memory = share_memory(_attached(grid, told) if world.is_leader else None, ServedTier, grid, world)
-        stage = _stage(file, snapshot, options, identity, told, memory, lease)
+        tiers = [memory] if memory is not None else []
+        stage = Stage([*tiers], memory, None, [snapshot], options, identity, grid, everywhere=True)
+        peers = asking.peers_told(told, identity, grid, count=lambda nbytes: stage.count_peers(came=nbytes))
+        if memory is not None:
+            memory.ask_by(lambda chunk: _brought(peers, chunk, grid), told.budget)
+        file.read_through(stage.through)
+        stage.share(peers.placement, peers, told.keeps, np.zeros(grid.chunks, bool), lease if lease >= 0 else None)
         stage.is_lost = lambda: not _serves(folder, told)
         return stage
     except BaseException:
@@ -76,27 +82,6 @@ def open_served(
 def _close(fd: int) -> None:
     if fd >= 0:
         os.close(fd)
-
-
-def _stage(
-    file: DataFile,
-    snapshot: Snapshot,
-    options: Options,
-    identity: bytes,
-    told: asking.Told,
-    memory: ServedTier | None,
-    lease: int,
-) -> Stage:
-    """Let the file be read through the service."""
-    grid = Grid(snapshot.file_bytes, asking.CHUNK_BYTES)
-    tiers = [memory] if memory is not None else []
-    stage = Stage([*tiers], memory, None, [snapshot], options, identity, grid, everywhere=True)
-    peers = asking.peers_told(told, identity, grid, count=lambda nbytes: stage.count_peers(came=nbytes))
-    if memory is not None:
-        memory.ask_by(lambda chunk: _brought(peers, chunk, grid), told.budget)
-    file.read_through(stage.through)
-    stage.share(peers.placement, peers, told.keeps, np.zeros(grid.chunks, bool), lease if lease >= 0 else None)
-    return stage
 
 
 def _serves(folder: str, told: asking.Told) -> bool:

@@ -25,7 +25,7 @@ from pario.records import Records
 
 __all__ = [
     "Around", "ArraySpec", "Decoder", "Draw", "Failures", "Parts", "Verbatim", "columns", "describe", "extent",
-    "flat", "past_caches", "same", "shown",
+    "flat", "past_caches", "read_only", "same", "shown",
 ]  # fmt: skip
 
 #: shape with the first axis, dtype
@@ -269,15 +269,20 @@ def past_caches(rows: np.ndarray) -> bool:
     return cache is not None and 2 * _BATCHES * rows.nbytes > cache
 
 
+def read_only(data: np.ndarray) -> np.ndarray:
+    """The same memory, which nobody writes to by what this returns."""
+    if data.flags.writeable:
+        data = data.view()
+        data.flags.writeable = False
+    return data
+
+
 def columns(records: Records) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """(data, starts, nbytes, failed): read-only u8[...], then contiguous i64[n]; `failed` is uninitialised.
 
     Tables in a window may be strided fields of a structured array; copying them costs less than a microsecond.
     """
-    data = records.data
-    if data.flags.writeable:
-        data = data.view()
-        data.flags.writeable = False
+    data = read_only(records.data)
     starts = np.array(records.starts, np.int64)
     return data, starts, np.array(records.nbytes, np.int64), np.empty(len(starts), np.int64)
 

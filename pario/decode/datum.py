@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from pario.decode import base
 from pario.decode import image as images
 from pario.decode.base import ArraySpec, Decoder, Draw, Failures, Verbatim, columns, extent, flat, past_caches
 from pario.errors import DecodeError, OptionError
@@ -324,10 +325,7 @@ def _head(spec: DatumSpec) -> bytes:
 
 
 def _parse(data: np.ndarray, start: int, nbytes: int) -> _Message:
-    if data.flags.writeable:
-        data = data.view()
-        data.flags.writeable = False
-    return _Message(*kernel.parse(data, start, nbytes))
+    return _Message(*kernel.parse(base.read_only(data), start, nbytes))
 
 
 def _mismatch(message: _Message) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pario.decode.base import Draw
+from pario.decode.base import Draw, read_only
 from pario.decode.rows import RowDecoder, RowOptions
 from pario.errors import OptionError
 
@@ -85,8 +85,7 @@ class Function(RowDecoder):
 
     def value(self, record: np.ndarray, number: int, draw: Draw, key: bytes) -> Any:
         if self.view:
-            given: Any = record.view()
-            given.flags.writeable = False
+            given: Any = read_only(record)
         else:
             given = record.tobytes()
         if self.asked is None:

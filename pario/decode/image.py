@@ -20,8 +20,6 @@ from pario.records import Records
 if TYPE_CHECKING:
     from pario.decode.augment import Augment
 
-__all__ = ["COLORS", "BadImage", "Image", "decode", "size_of"]
-
 #: name -> channels
 COLORS = {"RGB": 3, "BGR": 3, "GRAY": 1}
 

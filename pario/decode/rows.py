@@ -23,8 +23,6 @@ from pario.records import Records
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["BadValue", "Column", "FieldDecoder", "RowDecoder", "RowOptions", "reason"]
-
 #: How rows of different shapes become one column.
 RAGGED = ("flat", "pad", "list", "object")
 

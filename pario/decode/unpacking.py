@@ -23,8 +23,6 @@ from pario.records import Records
 if TYPE_CHECKING:
     from pario.codec.packing import Packing
 
-__all__ = ["ALIGN", "BAD", "Unpacking"]
-
 #: Unpacked values begin at multiples of this many bytes.
 ALIGN = 16
 #: A header is believed that says at most TIMES the packed bytes, and this many more.

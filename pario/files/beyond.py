@@ -186,15 +186,13 @@ def _create(view: View, outputs: Outputs, call: Call, name: str, path: str) -> N
     flags, mode = _opening(call, name)
     view.listener.check(call[0])
     flags = flags & ~os.O_PATH | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(outputs.here(path), flags, mode)
-    try:
-        outputs.begin(path, _process(call[1]))
-        view.listener.hand(call[0], fd, flags)
-    except BaseException:  # the program has no descriptor: it may try again
-        outputs.forget(path)
-        raise
-    finally:
-        os.close(fd)
+    with closing_fd(os.open(outputs.here(path), flags, mode)) as fd:
+        try:
+            outputs.begin(path, _process(call[1]))
+            view.listener.hand(call[0], fd, flags)
+        except BaseException:  # the program has no descriptor: it may try again
+            outputs.forget(path)
+            raise
 
 
 def renames(view: View, outputs: Outputs, call: Call, name: str, old: str, new: str) -> None:

@@ -221,10 +221,8 @@ def _copy_of(thread: int, number: int) -> int:
             raise
         with open(f"/proc/{thread}/status", "rb") as file:  # Linux < 6.9 has them of processes only
             pidfd = os.pidfd_open(next(int(line[5:]) for line in file if line.startswith(b"Tgid:")))
-    try:
+    with closing_fd(pidfd):
         return raw_call(_PIDFD_GETFD, pidfd, number, 0)
-    finally:
-        os.close(pidfd)
 
 
 # -- what a view refuses -----------------------------------------------------------------------------------------------

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from pario.files.listed import Listed
     from pario.tiers.served import ServedCopy
 
-__all__ = ["Database", "Packed", "served_copy"]
-
 _log = logging.getLogger("pario")
 
 #: Header of a packed value: slot, checksum, size (codec/packing.py).

@@ -38,8 +38,6 @@ from pario.machine import allow_many_files, silence
 if TYPE_CHECKING:
     from pario.files.tree import Tree
 
-__all__ = ["Plan", "run_under_view"]
-
 #: what the front end passes on to the program; the terminal sends SIGINT and SIGQUIT to both itself
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 #: what the supervisor must survive as long as it has programs to serve

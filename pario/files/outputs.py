@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pario.errors import OptionError
+from pario.machine import closing_fd
 
 
 class Merged(NamedTuple):
@@ -177,18 +178,12 @@ def _has_leases(folder: str) -> bool:
 
 def _nobody_writes(path: str) -> bool:
     """The kernel grants a lease for reading only if no descriptor or mapping anywhere can write."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return False
-    try:
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    with contextlib.suppress(OSError), closing_fd(os.open(path, flags)) as fd:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
         return True
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
+    return False
 
 
 def _bring(source: str, target: str) -> bool:

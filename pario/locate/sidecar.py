@@ -39,6 +39,7 @@ from pario.locate.index import KeyTable, Places, content_id_of
 from pario.locate.meta import NAMES
 from pario.locate.probe import probe
 from pario.locate.stored import StoredArray, read_stored, write_stored
+from pario.machine import closing_fd
 from pario.records import EXTENT
 
 #: Of the side-car; one that says something else is rebuilt.
@@ -347,17 +348,16 @@ def _save(sidecar: str, says: dict[str, Any], arrays: dict[str, np.ndarray]) -> 
     except (OSError, AttributeError):  # not every file system can do that
         nameless = False
         fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE)
-    try:
-        write_stored(fd, says, arrays)
-        if nameless:  # with a dir_fd, or else Python takes the call that would link to the link
-            os.link(f"/proc/self/fd/{fd}", temporary, src_dir_fd=fd, follow_symlinks=True)
-        os.replace(temporary, sidecar)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise
-    finally:
-        os.close(fd)
+    with closing_fd(fd):
+        try:
+            write_stored(fd, says, arrays)
+            if nameless:  # with a dir_fd, or else Python takes the call that would link to the link
+                os.link(f"/proc/self/fd/{fd}", temporary, src_dir_fd=fd, follow_symlinks=True)
+            os.replace(temporary, sidecar)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(temporary)
+            raise
 
 
 def _contents(saved: Saved) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

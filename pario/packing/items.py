@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import NamedTuple
 
 import numpy as np
@@ -27,8 +28,6 @@ from pario.format.tree import Tree, database_names, named_database, names_in
 from pario.locate.base import key_of
 from pario.locate.hidden import is_entry, looks_reserved
 from pario.records import Records
-
-__all__ = ["Database", "Items", "ReaderItems", "TreeItems", "databases_of", "open_items"]
 
 #: Of a main database with more leaf pages, not all are read before its records are.
 _FEW_LEAVES = 64
@@ -81,21 +80,19 @@ def databases_of(path: str, names: Sequence[bytes] | None = None) -> tuple[Snaps
 
     names : of the named ones, where they are known
     """
-    fetcher = PosixFetcher(path)
-    try:
-        snapshot = read_snapshot(fetcher)
-        main = _main_tree(fetcher, snapshot)
-        names = _names(main) if names is None else names
-        found = [Database(path, None, main.db.md_flags, main.db.md_entries - len(names), mixed=bool(names))]
-        for name in names:
-            db = named_database(main, name)
-            found.append(Database(path, name, db.md_flags, db.md_entries))
-        check_snapshot(fetcher, snapshot)
-        return snapshot, found
-    except FileError as e:
-        raise e.at(path=path) from None
-    finally:
-        fetcher.close()
+    with closing(PosixFetcher(path)) as fetcher:
+        try:
+            snapshot = read_snapshot(fetcher)
+            main = _main_tree(fetcher, snapshot)
+            names = _names(main) if names is None else names
+            found = [Database(path, None, main.db.md_flags, main.db.md_entries - len(names), mixed=bool(names))]
+            for name in names:
+                db = named_database(main, name)
+                found.append(Database(path, name, db.md_flags, db.md_entries))
+            check_snapshot(fetcher, snapshot)
+            return snapshot, found
+        except FileError as e:
+            raise e.at(path=path) from None
 
 
 def _names(main: Tree) -> list[bytes]:
@@ -115,8 +112,7 @@ def open_items(database: Database, world: AnyWorld) -> Items:
         return NoItems(database.flags)
     if database.mixed or (database.name is None and database.records == 1):  # which may be the reserved entry alone
         with together(world, "reading the main database"):
-            items = TreeItems(database)
-        return items
+            return TreeItems(database)
     reader = Reader(database.path, comm=world, db=database.name, save_index=False)
     return ReaderItems(reader, database.flags)
 

@@ -242,10 +242,8 @@ def _remove_tree(path: str) -> None:
 def _name_it(made: str, final: str) -> None:
     try:
         os.link(made, final)  # unlike rename it replaces nothing
-    except FileExistsError:
-        raise
     except OSError as e:
-        if e.errno not in _NO_LINKS:
+        if e.errno not in _NO_LINKS:  # also where it exists
             raise
         if os.path.lexists(final):
             raise FileExistsError(final) from None

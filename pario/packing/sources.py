@@ -35,9 +35,6 @@ from pario.packing.tars import MemberItems, inflate, is_compressed, is_tar, read
 from pario.records import Records
 from pario.text import counted
 
-__all__ = ["Merged", "Opened", "Source", "Subset", "describe", "own_names"]
-
-
 #: Of an LMDB or a tar.
 _ENDING = re.compile(r"(.+?)\.(?:lmdb|mdb|t(?:gz|bz2|xz|zst)|tar(?:\.(?:gz|bz2|xz|zst|lz4))?)", re.DOTALL)
 

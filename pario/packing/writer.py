@@ -24,8 +24,6 @@ from pario.errors import CorruptedError, FileError
 from pario.format.layout import MDB_DUPFIXED, MDB_DUPSORT, MDB_INTEGERDUP, MDB_INTEGERKEY, MDB_REVERSEKEY
 from pario.threads import Workers
 
-__all__ = ["Batch", "Writer", "split"]
-
 #: A commit after this many bytes, or seconds: that much work is lost by a kill.
 COMMIT_BYTES, COMMIT_S = 64 << 20, 10.0
 #: A value of half a page takes a page of its own, and a node has a header: this much room per byte is never too little.

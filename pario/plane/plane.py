@@ -14,7 +14,7 @@ import stat
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 import numpy as np
@@ -131,7 +131,7 @@ class Plane(Server[Speaker]):
 
     def run(self) -> None:
         """Until `cancel`. Then the connections are closed: jobs go on with what they hold, until their leases end."""
-        try:
+        with closing(self):
             while not self._over:
                 if self._reload:
                     self._take_rules()
@@ -144,8 +144,6 @@ class Plane(Server[Speaker]):
                 self.hear(max(0.0, self._next - self._clock()))
                 if self._strangers:  # they answer at once: also if cycles take all the time, that need not cost one
                     self.hear(1e-3)
-        finally:
-            self.close()
 
     def cycle(self) -> None:
         """Compute what everybody gets, and tell it to those who are to hear of it."""

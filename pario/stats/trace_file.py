@@ -25,7 +25,7 @@ import numpy as np
 from pario.errors import FileError, OptionError
 from pario.machine import replacing
 from pario.stats.trace import FILL, PREAD, READ, SPANS, Recorder
-from pario.stats.trace_summary import summarise
+from pario.stats.trace_summary import WANTED, summarise
 from pario.text import DAMAGED, read_json
 
 _BEGIN, _END = b'"displayTimeUnit": "ms", "traceEvents": [\n', b"\n]}\n"
@@ -123,7 +123,7 @@ def open_trace(path: str) -> BinaryIO:
         raise FileError(f"cannot open: {e.strerror}", path=path) from e
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise FileError("this is no file", path=path, hint=_WANTED)
+        raise FileError("this is no file", path=path, hint=WANTED)
     return file
 
 
@@ -132,7 +132,7 @@ def read_head(path: str) -> dict[str, Any]:
     with open_trace(path) as file:
         first = file.readline(HEAD_BYTES)
         if not first.endswith(_BEGIN):
-            raise FileError("this is no trace that pario has written", path=path, hint=_WANTED)
+            raise FileError("this is no trace that pario has written", path=path, hint=WANTED)
         file.seek(-min(len(_END), os.fstat(file.fileno()).st_size), os.SEEK_END)
         whole = file.read() == _END
     if not whole:
@@ -147,11 +147,8 @@ def read_head(path: str) -> dict[str, Any]:
         head = None
     ranks = head.get("ranks") if isinstance(head, dict) and head.get("version") == 1 else None
     if not isinstance(ranks, list) or not all(isinstance(one, dict) and type(one.get("rank")) is int for one in ranks):
-        raise FileError("the summary in the first line of the trace is damaged", path=path, hint=_WANTED)
+        raise FileError("the summary in the first line of the trace is damaged", path=path, hint=WANTED)
     return head
-
-
-_WANTED = "Name a file that `python -m pario trace` or Options(trace=...) has written."
 
 
 def _replace(path: str, summary: dict[str, Any], lines: Iterator[bytes]) -> None:

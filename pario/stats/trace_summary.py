@@ -24,6 +24,8 @@ SMALL_BYTES = 1 << 20
 #: flight at once come in any order, and neither a disk's head nor a server's read-ahead minds.
 NEAR_BYTES, _LOOKS = 1 << 20, 16
 
+WANTED = "Name a file that `python -m pario trace` or Options(trace=...) has written."
+
 #: what a track says of what it had no room for
 _DROPPED = "dropped", "dropped_reads", "dropped_bytes"
 
@@ -172,11 +174,7 @@ def read_ranks(head: Mapping[str, Any], path: str) -> list[RankSummary]:
     try:
         ranks = [_rank(found) for found in head["ranks"]]
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as e:
-        raise FileError(
-            f"the summary in the trace is damaged: {e}",
-            path=path,
-            hint="Name a file that `python -m pario trace` or Options(trace=...) has written.",
-        ) from None
+        raise FileError(f"the summary in the trace is damaged: {e}", path=path, hint=WANTED) from None
     return sorted(ranks, key=lambda rank: rank.rank)
 
 

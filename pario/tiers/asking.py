@@ -97,6 +97,14 @@ def unpacked(message: bytes) -> tuple[dict[str, Any], bytes]:
     return words, message[end:]
 
 
+def good(body: bytes) -> tuple[dict[str, Any], bytes]:
+    """What an answer says. Raises ParioError with what the service says where there is none, ValueError."""
+    words, raw = unpacked(body)
+    if words.get("problem"):
+        raise ParioError(str(words["problem"]))
+    return words, raw
+
+
 class Told(NamedTuple):
     """What a service has said of a dataset.
 
@@ -139,11 +147,11 @@ def ask_service(
             lock = directory.open_file(LOCK)
             slot = -1
             for _ in range(_TRIES):
-                found, _raw = _call(client, {**asked, "look": True})
+                found, _raw = good(client.call(OPEN, packed({**asked, "look": True}))[1])
                 if found["slot"] != slot:
                     slot = int(found["slot"])
                     lock_use(lock, alone=False, byte=slot)
-                words, raw = _call(client, {**asked, **more})
+                words, raw = good(client.call(OPEN, packed({**asked, **more}))[1])
                 if words["slot"] == slot:  # it was in use when this was said
                     return _told(servers, words, raw, grid), lock
             why = "it does not keep the dataset"
@@ -153,14 +161,6 @@ def ask_service(
         os.close(lock)
     _log.warning("the service in %s is not used for %s: %s", folder, path, why)
     return None, -1
-
-
-def _call(client: Client, words: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-    """Raises ParioError with what the service says, OSError, ValueError."""
-    found, raw = unpacked(client.call(OPEN, packed(words))[1])
-    if found.get("problem"):
-        raise ParioError(str(found["problem"]))
-    return found, raw
 
 
 def _await_servers(directory: PrivateDirectory, *, waits: bool) -> Servers:
