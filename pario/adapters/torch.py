@@ -278,8 +278,8 @@ class Link:
         """The tensors on the device, ready for the current stream."""
         return sent if self._device.type == "cpu" else each_tensor(lambda t: t.to(self._device), sent)
 
-    def finish(self) -> None:
-        """Wait for the copies that have begun."""
+    def finish(self, most: int = 0) -> None:
+        """Let go of what has been copied, and wait for the oldest copy while more than `most` are under way."""
 
 
 #: Batches that are copied to a device at the same time, at most: each keeps its memory on this side until it is there.
@@ -304,7 +304,7 @@ class CudaLink(Link):
 
     def memory(self, nbytes: int) -> np.ndarray:
         """Pinned."""
-        return self._pinned(torch.empty(nbytes, dtype=torch.uint8)).numpy()
+        return self._pinned(torch.empty(nbytes, dtype=torch.uint8, device="cpu")).numpy()
 
     def send(self, tensors: Tensors) -> tuple[Tensors, torch.cuda.Event]:
         """(the tensors on the device, the event after which they are there)"""
@@ -326,7 +326,6 @@ class CudaLink(Link):
         return tensors
 
     def finish(self, most: int = 0) -> None:
-        """Let go of what has been copied, and wait for the oldest copy while more than `most` are under way."""
         while self._under_way and (len(self._under_way) > most or self._under_way[0][1].query()):
             self._under_way[0][1].synchronize()
             self._under_way.popleft()
@@ -353,6 +352,7 @@ def _sent_ahead(batches: Iterable[tuple[Any, Tensors]], link: Link) -> Iterator[
             if len(under_way) > link.ahead:
                 first, sent = under_way.pop(0)
                 yield first, link.receive(sent)
+                link.finish(link.ahead)  # the next batch may get the memory of those that are there
         for state, sent in under_way:
             yield state, link.receive(sent)
     finally:

@@ -43,6 +43,9 @@ _MOST_BITS = 64 << 20
 #: machine: with CHUNK_BYTES a node whose ranks took 0.8 MB in turn with another's read twice what it needed; 3 KB
 #: records came at 0.67 of a py-lmdb loop's rate, so at 0.92 to 1.03.)
 _SMALL_CHUNK_BYTES = 64 << 10
+#: Chunks are made larger, up to CHUNK_BYTES, where there would be more: each batch counts those that are there while a
+#: file is copied, which takes 0.1 ms of this many.
+_MANY_CHUNKS = 1 << 16
 #: This many copies of a chunk other nodes know of, if the quotas have room for them; further ones serve their own node.
 _COPIES = 4
 
@@ -332,7 +335,8 @@ def open_stage(
         chunks = grid.chunks if need is None else need(grid)
         wanted, local = tiers_by_default(file, chunks * grid.chunk_bytes, options, world)
         if local and world.nodes > 1:  # what lies between this node's records is of no use to it
-            grid = Grid(file_bytes, _SMALL_CHUNK_BYTES)
+            small = 1 << (file_bytes // _MANY_CHUNKS).bit_length()
+            grid = Grid(file_bytes, min(max(_SMALL_CHUNK_BYTES, small), CHUNK_BYTES))
     if not wanted:
         return None
     with together(world, "looking at the tiers"):

@@ -48,6 +48,7 @@ class Struct(Decoder):
         self.arrays: dict[str, ArraySpec] = {}
         #: fields that go straight to their arrays: name -> whether the numbers have a foreign byte order
         self._wide: dict[str, bool] = {}
+        self._short: list[str] = []  # the others
         narrow: list[tuple[str, np.dtype]] = []
         joined: list[list[int]] = []
         straight: list[list[int]] = []
@@ -62,7 +63,8 @@ class Struct(Decoder):
             if not joined or at != joined[-1][0] + joined[-1][1]:
                 joined.append([at, 0, np.dtype(narrow).itemsize])
             joined[-1][1] += of.itemsize
-            narrow.append((name, of))
+            self._short.append(name)
+            narrow.append((f"f{len(narrow)}", of))  # a field may have no name
         #: the other fields, one behind the other
         self._narrow = np.dtype(narrow)
         #: what is copied of a record, as `pack_fields` says: first the narrow fields, to rows of their own
@@ -90,13 +92,14 @@ class Struct(Decoder):
         left = nbytes - self.skip
         if self.tail:
             left = np.minimum(left, size)
+        if any((out[name].shape, out[name].dtype) != of for name, of in self.shapes(records).items()):
+            raise ValueError(f"expected arrays {self.shapes(records)}")
         rows = np.empty(len(records) * self._narrow.itemsize, np.uint8)
-        wide = [(flat(out[name]).ctypes.data, past_caches(out[name])) for name in self._wide]
-        places = np.array(wide, np.int64).reshape(-1, 2)
-        n = pack_fields(data, starts + self.skip, left, size, self._spans, rows, places, failed)
+        wide = np.array([(flat(out[name]).ctypes.data, past_caches(out[name])) for name in self._wide], np.int64)
+        n = pack_fields(data, starts + self.skip, left, size, self._spans, rows, wide.reshape(-1, 2), failed)
         narrow: np.ndarray = np.ndarray(len(records), self._narrow, rows)
-        for name in self._narrow.names or ():
-            out[name][...] = narrow[name]
+        for name, field in zip(self._short, self._narrow.names or (), strict=True):
+            out[name][...] = narrow[field]
         for name, foreign in self._wide.items():
             if foreign:
                 out[name].byteswap(inplace=True)

@@ -232,7 +232,7 @@ class Seat(Source):
             if self._local and self._memory.fill_end.left(self._stats.waiting):
                 begin, steps = time.perf_counter(), self._schedule.steps - piece.step
                 alone = steps * self._schedule.batch_size * self.width
-                self._memory.fill_end.wait(mark.places.first, alone, self._stats.waiting, check)
+                self._memory.fill_end.wait(mark.places.last, alone, self._stats.waiting, check)
                 self._waited(begin)
             records = self._take_here(mark, check)
             if records is not None:
@@ -276,8 +276,8 @@ class Seat(Source):
         begin = time.perf_counter()
         begins, lengths = self._checked.spans(offsets, nbytes)
         memory = self._memory
-        generations = np.zeros_like(ids) if memory is None else memory.states.generation_of_each(first)
-        here = (first == last) & (generations & 1 == 1)
+        generations = np.full_like(ids, -1) if memory is None else memory.states.generation_of_each(first, last)
+        here = generations >= 0
         starts = np.empty(len(ids), np.int64)
         absent = np.flatnonzero(~here)
         pool = self._context.reader.file.pool
@@ -301,7 +301,7 @@ class Seat(Source):
         if memory is not None and len(present):
             copied = np.ones(len(present), bool)
             copy_ranges(memory.kernel_view, begins[present], lengths[present], data, starts[present], copied)
-            now = memory.states.generation_of_each(first[present])
+            now = memory.states.generation_of_each(first[present], last[present])
             if not (copied & (now == generations[present])).all():  # given back meanwhile, and not yet copied again
                 return self._take_scratch(places, check)
         starts += offsets - begins

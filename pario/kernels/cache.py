@@ -95,9 +95,6 @@ class KernelCache(FunctionCache):
         key = self._key(sig, codegen)
         return key is not None and self._pickled(key) is not None
 
-    def enable(self) -> None:
-        """Always on."""
-
     def flush(self) -> None:
         """Deletes nothing: a changed function has another key."""
 
@@ -142,7 +139,8 @@ class KernelCache(FunctionCache):
 
 def _library(codegen: Any, kept: Any) -> Any:
     """In place of Numba's `unserialize_library`: the bitcode, which only functions that are compiled later inline, is
-    parsed when one asks for it. (That and to list its symbols took 40 of 52 ms for the eleven kernels of a start.)"""
+    parsed when one asks for it, by the method that stands in for the library's own. (That and to list its symbols took
+    40 of 52 ms for the eleven kernels of a start.)"""
     (name, _, (machine_code, bitcode)), symbols = kept
     library = codegen.create_library(name)
     library.enable_object_caching()

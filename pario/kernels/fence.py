@@ -21,16 +21,20 @@ def full_fence() -> None:
 
 
 @kernel
-def generation_of(states, first, last):  # type: ignore[no-untyped-def]
+def generation_of(states, first, last, each):  # type: ignore[no-untyped-def]
     """The sum of states[first[i]], ..., states[last[i]] (i64[n] each) of all i, after everything before and before
-    everything after; -1 if one of them is even."""
+    everything after; -1 if one of them is even. each : gets the same of each i alone, i64[n]; or i64[0]"""
     _fence()
     total = np.int64(0)
     for i in range(len(first)):
+        mine = np.int64(0)
         for chunk in range(first[i], last[i] + 1):
             state = states[chunk]
-            if not state & 1:
-                return np.int64(-1)
-            total += state
+            mine = mine + state if mine >= 0 and state & 1 else np.int64(-1)
+        if len(each) > 0:
+            each[i] = mine
+        elif mine < 0:
+            return mine
+        total += mine
     _fence()
     return total

@@ -84,6 +84,7 @@ def _take(order, words, most):  # type: ignore[no-untyped-def]
         full_fence()
         at = words[NEXT]
         limit = min(words[LIMIT], at + most)
+        full_fence()  # the order was written before
         if at < limit:
             n = 1
             while at + n < limit and order[at + n] == order[at] + n:
@@ -158,7 +159,7 @@ def fill_chunks(order, words, states, coming, head, files, stamps, chunk_bytes, 
         begins, its bytes, the offset of the snapshot's meta page or -1, the length of its stamp; no chunk lies in two
         files
     stamps : u8[f, k], what each of these meta pages begins with, or the file's size and time
-    memory : descriptor of the tier's data; buffer : u8[a chunk and RUN_BYTES at least, in whole pages], of this thread
+    memory : descriptor of the tier's data; buffer : u8[a chunk or RUN_BYTES, whichever is more], of this thread
     memory, buffer : -1 and u8[...], the tier's data, if they lie in this process's own memory
     share : the most of a core that this thread takes; 0: what others leave of the cores, or `least` where a sandbox
         refuses that priority. It is taken here, beside the interpreter, whose lock such a thread would otherwise hold
@@ -172,7 +173,7 @@ def fill_chunks(order, words, states, coming, head, files, stamps, chunk_bytes, 
     old = np.empty(most, np.int64)
     at, end = np.int64(0), np.int64(0)
     while True:
-        if at == end:
+        if at == end or words[STOP] != 0 or words[STATUS] != 0:
             at, n = _take(order, words, most)
             if at < 0:
                 return
@@ -188,14 +189,13 @@ def fill_chunks(order, words, states, coming, head, files, stamps, chunk_bytes, 
         while f + 1 < len(files) and files[f + 1, 2] <= to:
             f += 1
         fd, direct, base, size, meta = files[f, 0], files[f, 1], files[f, 2], files[f, 3], files[f, 4]
+        coming[chunk] = 1
         while at < end and to + n * chunk_bytes < base + size:  # what follows it in this file
             old[n] = states[chunk + n]
             if old[n] & 3:
                 break
-            n += 1
-            at += 1
-        for i in range(n):
-            coming[chunk + i] = 1
+            coming[chunk + n] = 1
+            n, at = n + 1, at + 1
         cpu, wall = _seconds(_THREAD_CPU, time), _seconds(_MONOTONIC, time)
         status, cached = _copy(fd, direct, to - base, min(n * chunk_bytes, base + size - to), memory, to, buffer)
         cost = (_seconds(_THREAD_CPU, time) - cpu) / words[CORES]

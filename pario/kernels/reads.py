@@ -19,7 +19,7 @@ _long = types.int64
 #: syscall(2) with six arguments: one signature for all kernels, because LLVM knows a name by one.
 system_call = types.ExternalFunction("syscall", _long(_long, _long, _long, _long, _long, _long, _long))
 
-_EINTR, _EAGAIN = 4, 11
+_EINTR, _EINVAL, _ENOSYS, _EOPNOTSUPP = 4, 22, 38, 95
 #: Number of the system call cachestat, the same on every architecture.
 _CACHESTAT = 451
 _PAGE = os.sysconf("SC_PAGESIZE")
@@ -58,48 +58,47 @@ def _cached_pages(fd, offset, nbytes, words):  # type: ignore[no-untyped-def]
     return pages, (_long(words[2]) if known else _long(-1))
 
 
-@kernel
-def cached_share(fd, offset, nbytes):  # type: ignore[no-untyped-def]
-    """The part of these bytes' pages that the page cache has; -1.0 if the file system cannot tell."""
-    words, byte = np.empty(7, np.uint64), np.empty(1, np.uint8)
-    pages, cached = _cached_pages(fd, offset, nbytes, words)
-    if cached >= 0:
-        return cached / pages
-    there = looked = 0
-    for page in range(offset // _PAGE, offset // _PAGE + pages, 16):  # each look may fetch what it misses
-        words[0], words[1] = byte.ctypes.data, 1
-        at = types.uintp(words.ctypes.data)
-        got = preadv2(types.intc(fd), at, types.intc(1), types.int64(page * _PAGE), types.intc(_NOWAIT))
-        if got < 0 and carray(errno_location(), 1)[0] != _EAGAIN:
-            return -1.0
-        there += got > 0
-        looked += 1
-    return there / looked
+@inner
+def _try(fd, offset, nbytes, address):  # type: ignore[no-untyped-def]
+    """Read what need not be waited for; returns how many bytes, or -1."""
+    words = np.empty(2, np.uint64)  # a struct iovec
+    words[0], words[1] = address, nbytes
+    got = preadv2(types.intc(fd), types.uintp(words.ctypes.data), types.intc(1), _long(offset), types.intc(_NOWAIT))
+    return got + 0 * len(words)  # Numba frees an array after its last use
 
 
 @inner
 def cached_whole(fd, offset, nbytes, address):  # type: ignore[no-untyped-def]
-    """Whether the page cache has all of these bytes. False also where the file system cannot tell. A read that does not
+    """1: the page cache has all of these bytes; 0: it has not; -1: the file system cannot tell. A read that does not
     wait starts read-ahead where a page is missing, so the kernel is asked without one. address : where a byte may go"""
-    words = np.empty(7, np.uint64)
-    pages, cached = _cached_pages(fd, offset, nbytes, words)
+    pages, cached = _cached_pages(fd, offset, nbytes, np.empty(7, np.uint64))
     if cached >= 0:
-        return cached >= pages
-    # The first page tells, and is all that is fetched.
-    words[0], words[1] = address, min(nbytes, 1)
-    at = types.uintp(words.ctypes.data)  # of a struct iovec
-    return preadv2(types.intc(fd), at, types.intc(1), types.int64(offset), types.intc(_NOWAIT)) == min(nbytes, 1)
+        return np.int64(cached >= pages)
+    got = _try(fd, offset, min(nbytes, 1), address)  # the first page tells, and is all that is fetched
+    unknown = got < 0 and carray(errno_location(), 1)[0] in (_EOPNOTSUPP, _ENOSYS, _EINVAL)
+    return np.int64(-1 if unknown else got == min(nbytes, 1))
+
+
+@kernel
+def cached_share(fd, offset, nbytes):  # type: ignore[no-untyped-def]
+    """The part of these bytes' pages that the page cache has; -1.0 if the file system cannot tell."""
+    byte = np.empty(1, np.uint8)
+    pages, cached = _cached_pages(fd, offset, nbytes, np.empty(7, np.uint64))
+    if cached >= 0:
+        return cached / pages
+    there = 0
+    for page in range(offset // _PAGE, offset // _PAGE + pages, 16):  # each look may fetch what it misses
+        found = cached_whole(fd, page * _PAGE, 1, byte.ctypes.data)
+        if found < 0:
+            return -1.0
+        there += found
+    return there / -(-pages // 16)
 
 
 @inner
 def read_now(fd, offset, nbytes, address):  # type: ignore[no-untyped-def]
     """Read `nbytes` bytes, if the page cache has all of them; returns whether it has."""
-    if not cached_whole(fd, offset, nbytes, address):
-        return False
-    words = np.empty(2, np.uint64)
-    words[0], words[1] = address, nbytes
-    at = types.uintp(words.ctypes.data)
-    return preadv2(types.intc(fd), at, types.intc(1), types.int64(offset), types.intc(_NOWAIT)) == nbytes
+    return cached_whole(fd, offset, nbytes, address) > 0 and _try(fd, offset, nbytes, address) == nbytes
 
 
 @kernel

@@ -56,8 +56,11 @@ def try_now(g, vectors, m, nbytes, offset):  # type: ignore[no-untyped-def]
     """Read if all of it is in the page cache, without waiting. vectors : (address, bytes) x m
 
     With limits such a read must not start another one, which a fast disk may have ended before the kernel looks."""
-    if g[abi.GATE] != 0 and not reads.cached_whole(g[abi.FD], offset, nbytes, as_words(vectors, 1)[0]):
-        return False
+    if g[abi.GATE] != 0:
+        there = reads.cached_whole(g[abi.FD], offset, nbytes, as_words(vectors, 1)[0])
+        g[abi.NOWAIT] = there >= 0
+        if there <= 0:
+            return False
     got = reads.preadv2(intc(g[abi.FD]), uintp(vectors), intc(m), types.int64(offset), intc(capi.RWF_NOWAIT))
     if got < 0:
         errno = _errno()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -25,6 +26,7 @@ from pario.fetch.base import Fetcher, read_error
 from pario.fetch.snapshot import check_snapshot
 from pario.format.meta import Snapshot
 from pario.kernels import fill as kernels
+from pario.kernels.fence import full_fence
 from pario.machine import allowed_cores, open_files
 from pario.stats.rank import RankStats
 from pario.threads import start_thread
@@ -80,6 +82,14 @@ class LocalFill:
         longest = max(len(snapshot.stamp) for _, snapshot, _ in files)
         stamps = b"".join(snapshot.stamp.ljust(longest, b"\0") for _, snapshot, _ in files)
         self._stamps = np.frombuffer(stamps, np.uint8).reshape(len(files), longest)
+        self._threads: list[threading.Thread] = []
+        share = _SHARE * (os.cpu_count() or 1)
+        steady = math.ceil(share)
+        shares = [share / steady] * steady + [0.0] * max(1, threads - steady)
+        runs = int((~memory.held()[used]).sum()) * memory.grid.chunk_bytes // kernels.RUN_BYTES
+        del shares[max(1, runs) :]  # no more than there are reads
+        self._words[kernels.THREADS] = len(shares)
+        self._words[kernels.CORES] = min(len(shares), len(allowed_cores()))
         try:
             self._files = self._opened()
             self._data = -1 if memory.is_own else os.dup(memory.files[0])
@@ -87,21 +97,10 @@ class LocalFill:
             closed = np.zeros(kernels.WORDS, np.int64)
             closed[kernels.CLOSED] = 1
             self._copy(closed, 1.0)  # loads the kernel: threads that wait for that start one after another
-        except BaseException:
-            self._close()
-            raise
-        share = _SHARE * (os.cpu_count() or 1)
-        steady = math.ceil(share)
-        shares = [share / steady] * steady + [0.0] * max(1, threads - steady)
-        del shares[max(1, int((~memory.held()[used]).sum())) :]  # no more than there are chunks
-        memory.states.expect(len(used))
-        self._words[kernels.THREADS] = len(shares)
-        self._words[kernels.CORES] = min(len(shares), len(allowed_cores()))
-        self._threads = []
-        with suppress(ParioError):  # fewer do the work
-            for each in shares:
-                self._threads.append(start_thread("pario-copy", self._copy, self._words, each, stop=None))
-        try:
+            memory.states.expect(len(used))
+            with suppress(ParioError):  # fewer do the work
+                for each in shares:
+                    self._threads.append(start_thread("pario-copy", self._copy, self._words, each, stop=None))
             self._leader = start_thread("pario-order", self._run, stop=partial(self.cancel, 0))
         except BaseException:  # nobody would tell the others that there is nothing to copy
             self._words[kernels.STOP] = 1
@@ -146,6 +145,7 @@ class LocalFill:
                     if not more:
                         break
                     asked, quantum = asked + more, min(2 * quantum, max(_QUANTUM, least // 4))
+                    full_fence()  # after the order
                     words[kernels.LIMIT] = asked
                 else:
                     time.sleep(_LOOK_S)
@@ -163,7 +163,7 @@ class LocalFill:
         self._tell()
         self._stats.end_reads(0.0)
         memory.settle(asked, int(words[kernels.DONE]))
-        if words[kernels.STATUS]:
+        if words[kernels.STATUS] not in (0, kernels.NO_MEMORY):
             self._fail(self._found(int(words[kernels.STATUS]), int(words[kernels.WHERE])))
         if not words[kernels.STOP]:  # else the next epoch's fill may already have said what it will bring
             memory.states.expect(0)
@@ -197,8 +197,6 @@ class LocalFill:
                 check_snapshot(fetcher, snapshot)
             except ParioError as e:
                 return e
-        if status == kernels.NO_MEMORY:
-            return MemoryError()
         return read_error(fetcher.path, offset - base, nbytes, 0, max(0, status))
 
     def _fail(self, error: BaseException) -> None:

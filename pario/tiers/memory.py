@@ -217,10 +217,10 @@ class MemoryTier(AnyTier):
             return np.zeros(len(extents), bool)
         offsets, nbytes = np.ascontiguousarray(extents["offset"]), np.ascontiguousarray(extents["nbytes"])
         chunks = offsets // self.grid.chunk_bytes
-        before = self.states.generation_of_each(chunks)
-        here: np.ndarray = before & 1 == 1
+        before = self.states.generation_of_each(chunks, chunks)
+        here: np.ndarray = before >= 0
         copy_ranges(self.kernel_view, offsets, nbytes, out, starts, here)
-        here &= self.states.generation_of_each(chunks) == before
+        here &= self.states.generation_of_each(chunks, chunks) == before
         self.counts.reads += int(here.sum())
         self.counts.read_bytes += int(nbytes[here].sum())
         return here
@@ -244,7 +244,11 @@ class MemoryTier(AnyTier):
         """Give the chunk's memory back to the system."""
         with self._lock:
             if self._open and self.fills and self.states.has(chunk):
-                self._drop(chunk)
+                offset, nbytes = self.grid.span(chunk)
+                self.states.drop(chunk)
+                self.held_bytes -= nbytes
+                self._empty(offset, nbytes)
+                self.states.dropped(chunk)
 
     def shrink(self, nbytes: int) -> int:
         """Give at least this many bytes back to the system, or all, and take no others for them; returns how many."""
@@ -311,13 +315,6 @@ class MemoryTier(AnyTier):
             self._files_closed = True
             for fd in self.files if not self.is_own else ():
                 os.close(fd)
-
-    def _drop(self, chunk: int) -> None:
-        offset, nbytes = self.grid.span(chunk)
-        self.states.drop(chunk)
-        self.held_bytes -= nbytes
-        self._empty(offset, nbytes)
-        self.states.dropped(chunk)
 
     def _empty(self, offset: int, nbytes: int) -> None:
         if self._pages is not None:

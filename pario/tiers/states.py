@@ -24,10 +24,11 @@ from pario.kernels.fill import CHUNK_US
 #: MADV_WIPEONFORK, which Python has no name for.
 WIPE_ON_FORK = 18
 _HEAD_BYTES = 64
+_NOTHING = np.empty(0, np.int64)
 #: words of the head
 _NEWS = 0  # changes with every chunk that arrives, and when the next word changes
 _FILLING = 1  # chunks are on their way
-_GIVEN = 2  # how many chunks were given back
+_GIVEN = 2  # how often chunks were given back
 _USED = 4  # how many chunks hold records, if a fill from a file of this node has begun; the next word: kernels/fill.py
 
 
@@ -71,18 +72,17 @@ class ChunkStates:
         """Of the chunks first[i] to last[i] (i64[n] each), all i together; -1 if one is not there. The same before and
         after some work with the tier's memory: it saw the file's bytes. (A chunk's only grows, and so does their sum.)
         """
-        return generation_of(self._states, first, last)  # type: ignore[no-any-return]
+        return generation_of(self._states, first, last, _NOTHING)  # type: ignore[no-any-return]
 
-    def generation_of_each(self, chunks: np.ndarray) -> np.ndarray:
-        """i64[n] of these chunks (i64[n]); odd for those that are there."""
-        full_fence()
-        found: np.ndarray = self._states[chunks]
-        full_fence()
+    def generation_of_each(self, first: np.ndarray, last: np.ndarray) -> np.ndarray:
+        """i64[n]: the same for each i alone."""
+        found = np.empty(len(first), np.int64)
+        generation_of(self._states, first, last, found)
         return found
 
     @property
     def given(self) -> int:
-        """How many chunks were given back; grows after such a chunk is no longer there, and before its bytes go."""
+        """How often chunks were given back; grows after they are no longer there, and before their bytes go."""
         return int(self._head[_GIVEN])
 
     def wait(self, chunks: np.ndarray, check: Callable[[], None], every_s: float) -> bool:
