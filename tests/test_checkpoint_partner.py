@@ -83,7 +83,8 @@ def lose_a_node(folder: Path, rng: random.Random, ranks: int, nodes: int, option
             time.sleep(0.01)
         time.sleep(rng.random() * 0.1)
         for path in folder.glob(f"pid-{lost}-*"):
-            os.kill(int(path.read_text()), signal.SIGKILL)
+            with suppress(ProcessLookupError):  # mpiexec has seen the first one die, and was quicker
+                os.kill(int(path.read_text()), signal.SIGKILL)
 
     job = run_job(ranks, [JOB, str(folder), "save", json.dumps(options)], limit_s=LIMIT_S, env=env, meanwhile=kill)
     known = said(folder)
