@@ -19,7 +19,7 @@ _long = types.int64
 #: syscall(2) with six arguments: one signature for all kernels, because LLVM knows a name by one.
 system_call = types.ExternalFunction("syscall", _long(_long, _long, _long, _long, _long, _long, _long))
 
-_EINTR, _EINVAL, _ENOSYS, _EOPNOTSUPP = 4, 22, 38, 95
+_EINTR, _EAGAIN, _EINVAL, _ENOSYS, _EOPNOTSUPP = 4, 11, 22, 38, 95
 #: Number of the system call cachestat, the same on every architecture.
 _CACHESTAT = 451
 _PAGE = os.sysconf("SC_PAGESIZE")
@@ -88,10 +88,10 @@ def cached_share(fd, offset, nbytes):  # type: ignore[no-untyped-def]
         return cached / pages
     there = 0
     for page in range(offset // _PAGE, offset // _PAGE + pages, 16):  # each look may fetch what it misses
-        found = cached_whole(fd, page * _PAGE, 1, byte.ctypes.data)
-        if found < 0:
+        got = _try(fd, page * _PAGE, 1, byte.ctypes.data)
+        if got < 0 and carray(errno_location(), 1)[0] != _EAGAIN:
             return -1.0
-        there += found
+        there += got > 0
     return there / -(-pages // 16)
 
 
