@@ -52,6 +52,7 @@ class Announced:
         self._lookers = Workers("pario-announced", _LOOKERS)
         self.pool = ReadPool(_traced(file), Knob("announced values in flight", 1, _MOST_READS, START_DEPTH))
         self._has_read = False
+        self.pool.fetcher.cached_share(0, 1)  # compiled now: threads that compile do not end when the script does
 
     @property
     def is_ours(self) -> bool:
