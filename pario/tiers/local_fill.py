@@ -56,7 +56,7 @@ class LocalFill:
     memory : the tier
     chunks : the chunks that are absent, each once, in the order in which they are needed; used : i64[n], all that hold
         records
-    threads : how many copy, at least; fewer if there are fewer chunks
+    threads : how many copy, at least; fewer if there are fewer reads
     counts : the stats that count the time of the reads, and count(reads, bytes), called now and then
     failed(error) : called once, by a thread, if a chunk cannot be read
     """
@@ -86,8 +86,8 @@ class LocalFill:
         share = _SHARE * (os.cpu_count() or 1)
         steady = math.ceil(share)
         shares = [share / steady] * steady + [0.0] * max(1, threads - steady)
-        runs = int((~memory.held()[used]).sum()) * memory.grid.chunk_bytes // kernels.RUN_BYTES
-        del shares[max(1, runs) :]  # no more than there are reads
+        absent_bytes = int((~memory.held()[used]).sum()) * memory.grid.chunk_bytes
+        del shares[max(1, -(-absent_bytes // kernels.RUN_BYTES)) :]  # no more than there are reads
         self._words[kernels.THREADS] = len(shares)
         self._words[kernels.CORES] = min(len(shares), len(allowed_cores()))
         try:
