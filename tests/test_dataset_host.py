@@ -27,7 +27,7 @@ from pario.errors import OptionError, ParioError, ReadError
 from pario.fetch.file import FileFetcher
 from pario.machine import boot
 from pario.tiers import asking, service
-from pario.tiers.asking import LOCK, WHERE, packed, read_servers, unpacked, written
+from pario.tiers.asking import CHUNK_BYTES, LOCK, WHERE, packed, read_servers, unpacked, written
 from pario.tiers.disk_files import is_used
 from pario.tiers.peers import OPEN, ROOM, Servers
 from pario.wire.client import Address, Client
@@ -142,7 +142,8 @@ def test_one_job_after_another_reads_the_store_once(
     if where == "a part in memory":
         assert 0 < sum(store_bytes) < 4 * size
     else:
-        assert all(n <= 8192 for n in store_bytes), "a sample of leaf pages, for the index"
+        # Of leaf pages drawn at random, for the index, neighbours are one read, now and then of three pages or more.
+        assert sum(store_bytes) < CHUNK_BYTES
 
 
 def test_two_jobs_at_the_same_time(path: str, store_bytes: list[int], start: Start) -> None:
