@@ -57,7 +57,8 @@ class FillEnd:
         check : called now and then; may raise
         """
         # Nothing foretells the end before a chunk is there.
-        self._states.wait_coming(chunks, check, _COMING_S, absent=self._first and not self._states.left_s())
+        coming_s = max(_COMING_S, 2 * self._states.coming_s())
+        self._states.wait_coming(chunks, check, coming_s, absent=self._first and not self._states.left_s())
         self._first = False
         # What it costs this rank to read by itself is unknown before it does: as long as the fill, for whole epochs.
         limit = max(min(self.record_s * records or _START_S, _START_S), waited_s - self._waited_s)

@@ -134,6 +134,10 @@ class ChunkStates:
         """Seconds that it needs for them if the ranks leave it its cores; 0: it has not copied any."""
         return self.left() * int(self._head[CHUNK_US]) * 1e-6
 
+    def coming_s(self) -> float:
+        """The same for those that are just being copied."""
+        return np.count_nonzero(self._coming) * int(self._head[CHUNK_US]) * 1e-6
+
     # -- of the writer -------------------------------------------------------------------------------------------------
 
     def announce(self, filling: bool) -> None:
