@@ -208,9 +208,8 @@ def core_quota() -> float | None:
     for folder in _groups("cpu"):
         words = " ".join(_lines(os.path.join(folder, "cpu.max"))).split()  # version 2: "quota period"
         if not words:
-            words = [
-                " ".join(_lines(os.path.join(folder, f"cpu.cfs_{name}_us"))) for name in ("quota", "period")
-            ]  # version 1
+            both = (os.path.join(folder, f"cpu.cfs_{name}_us") for name in ("quota", "period"))  # version 1
+            words = [" ".join(_lines(each)) for each in both]
         if len(words) == 2 and words[0].isdigit() and words[1].isdigit():
             cores = int(words[0]) / int(words[1])
             least = cores if least is None else min(least, cores)

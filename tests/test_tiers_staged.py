@@ -276,8 +276,8 @@ def test_the_filler_brings_chunks_in_order_and_says_when_it_ends(store: Counting
     memory = MemoryTier.made(GRID, 1 << 30)
     errors: list[BaseException] = []
     filler = filled(staged(store, memory), [3, 1, 0], 1, errors)
-    assert memory.states.wait(np.array([0, 1, 3]), lambda: None, 0.01)
-    assert not memory.states.wait(np.array([2]), lambda: None, 0.01), "nothing is on its way any more"
+    assert memory.states.wait(np.array([0, 1, 3]), lambda: None)
+    assert not memory.states.wait(np.array([2]), lambda: None), "nothing is on its way any more"
     first, last = np.array([0, 3]), np.array([1, 3])
     before, given = memory.states.generation(first, last), memory.states.given
     assert before > 0
@@ -341,7 +341,7 @@ def test_a_pinned_depth_of_the_filler_stays(long_store: CountingStore, inflight:
 
     long_store.before = slow
     filler = filled(staged(long_store, memory), list(range(96)), inflight, errors)
-    assert memory.states.wait(np.arange(96), lambda: None, 0.01)
+    assert memory.states.wait(np.arange(96), lambda: None)
     assert filler.cancel(10)
     assert errors == []
     assert most == 3
@@ -354,7 +354,7 @@ def test_what_another_tier_has_says_nothing_about_the_depth(long_store: Counting
         far.put(chunk, LONG[16384 * chunk : 16384 * (chunk + 1)])
     errors: list[BaseException] = []
     filler = filled(staged(long_store, near, far), list(range(grid.chunks)), knob, errors)
-    assert near.states.wait(np.arange(grid.chunks), lambda: None, 0.01)
+    assert near.states.wait(np.arange(grid.chunks), lambda: None)
     assert filler.cancel(10)
     assert (long_store.seen, errors) == ([], [])
     assert knob.setting == (4, "nothing is measured yet")
@@ -369,7 +369,7 @@ def test_the_filler_fails_once(store: CountingStore) -> None:
 
     store.before = refuse
     filler = filled(staged(store, memory), list(range(CHUNKS)), 3, errors)
-    assert not memory.states.wait(np.array([0]), lambda: None, 0.01)
+    assert not memory.states.wait(np.array([0]), lambda: None)
     assert filler.cancel(10)
     assert errors == [filler.error]
     assert isinstance(filler.error, ReadError)
@@ -386,6 +386,6 @@ def test_whoever_waits_is_woken_and_asked(store: CountingStore) -> None:
         raise StopError
 
     with pytest.raises(StopError):
-        memory.states.wait(np.array([0]), stop, 10)
+        memory.states.wait(np.array([0]), stop)
     threading.Timer(0.05, lambda: memory.put(0, DATA[:CHUNK])).start()
-    assert memory.states.wait(np.array([0]), lambda: None, 10)
+    assert memory.states.wait(np.array([0]), lambda: None)

@@ -50,8 +50,6 @@ _PLANNED = 16_384
 #: without a tier, when the disk should have several reads at once.
 _UNIT_BYTES, _ALONE_BYTES = 1 << 20, 8 << 20
 
-#: A rank that waits for a chunk looks this often whether the others still live, in seconds.
-_LOOK_S = 0.2
 #: After this many seconds of waiting rank 0 says why: in "global" order that may take most of a first epoch.
 _SAY_S = 20.0
 _NOTHING = np.empty(0, np.uint8)
@@ -247,7 +245,7 @@ class Seat(Source):
         if not self._local and self._generation(places) < 0:
             begin = time.perf_counter()
             chunks = memory.grid.chunks_at(*self._checked.spans(places.offsets, places.nbytes))
-            memory.states.wait(chunks, self._saying(check), _LOOK_S)
+            memory.states.wait(chunks, self._saying(check))
             self._waited(begin)
         given = memory.states.given
         mark.before = self._generation(places)

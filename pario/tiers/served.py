@@ -23,7 +23,7 @@ _log = logging.getLogger("pario")
 class _States(ChunkStates):
     """The service's word that chunks are on their way is nothing to wait for: it may have died since."""
 
-    def wait(self, chunks: np.ndarray, check: Callable[[], None], every_s: float) -> bool:
+    def wait(self, chunks: np.ndarray, check: Callable[[], None]) -> bool:
         check()
         return self.generation(chunks, chunks) >= 0
 

@@ -24,6 +24,8 @@ from pario.kernels.fill import CHUNK_US
 #: MADV_WIPEONFORK, which Python has no name for.
 WIPE_ON_FORK = 18
 _HEAD_BYTES = 64
+#: Whoever waits for a chunk looks this often whether the others still live, in seconds.
+_LOOK_S = 0.2
 _NOTHING = np.empty(0, np.int64)
 #: words of the head
 _NEWS = 0  # changes with every chunk that arrives, and when the next word changes
@@ -85,10 +87,10 @@ class ChunkStates:
         """How often chunks were given back; grows after they are no longer there, and before their bytes go."""
         return int(self._head[_GIVEN])
 
-    def wait(self, chunks: np.ndarray, check: Callable[[], None], every_s: float) -> bool:
+    def wait(self, chunks: np.ndarray, check: Callable[[], None]) -> bool:
         """Wait until these chunks (i64[n]) are there. False: one of them is not, and none is on its way.
 
-        check : called every `every_s` seconds; may raise
+        check : called now and then; may raise
         """
         while True:
             news, filling = int(self._head[_NEWS]), int(self._head[_FILLING])
@@ -98,7 +100,7 @@ class ChunkStates:
             if not filling:
                 return False
             check()
-            futex.wait(self._address, news, every_s)
+            futex.wait(self._address, news, _LOOK_S)
 
     def wait_coming(
         self, chunks: np.ndarray, check: Callable[[], None], limit_s: float, *, absent: bool = False
@@ -119,7 +121,7 @@ class ChunkStates:
             if time.monotonic() > end:
                 return False
             check()
-            futex.wait(self._address, news, limit_s)
+            futex.wait(self._address, news, min(limit_s, _LOOK_S))
 
     def wake(self) -> None:
         """Make all that wait call their `check`."""
