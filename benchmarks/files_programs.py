@@ -3,8 +3,9 @@
     python -m benchmarks.files_programs [--programs 1000] [--kills 50] [--seed 0]
 
 --programs: commands of coreutils, findutils, tar, grep, sed, dash, bash and, if it is there, busybox, drawn at random,
-run on a real folder and on a view of the same files; half of them look at the view, the others at a real folder. Exit
-status and output must be the same. --kills: `cp -r` and a pipeline whose supervisor dies by SIGKILL at random moments:
+run on a real folder and on a view of what `pario data pack` made of it; half of them look at the view, the others at a
+real folder. It has links, empty folders, modes, times, a git repository with a Makefile, and scripts. Exit status and
+output must be the same. --kills: `cp -r` and a pipeline whose supervisor dies by SIGKILL at random moments:
 everything must end, and what was copied or summed must be right.
 """
 
@@ -64,6 +65,19 @@ PIPES = [
     "cd {d} && cat ../$(basename {d})/* 2>&1 | wc -c", "diff -r {d} {d} && echo same",
     "echo $(cat {f} | head -c 20 | od -An -x)", "cat {missing} || echo none", "cd {missing} || pwd",
 ]  # fmt: skip
+TREES = [
+    "find {d} -type d -printf '%P %m %T@\\n' | sort", "find {d} ! -type d -printf '%P %y %m %n %s %l %T@\\n' | sort",
+    "find {d} -type d -empty | sort", "ls -F {d}", "readlink {l}", "cat {l} | md5sum", "stat -Lc %A:%Y:%F {l}",
+    "stat -c %N:%s:%A:%Y {l}", "test -L {l}", "test -x {f}", "cp -a {l} $T/l; readlink $T/l; rm -fr $T/l",
+    "find -L {d} -type f | sort", "find {d} -samefile {f} | sort", "realpath {l}", "sh {repo}/go", "{repo}/run {l}",
+    "cd {l}; pwd -P", "(tar cf - --sort=name -C {d} . | tar tvf - --full-time) 2>/dev/null",
+    "git -C {repo} --no-optional-locks status --short", "git -C {repo} log --oneline", "git -C {repo} fsck",
+    "make -s -n -C {repo}", "make -s -C {repo} print", "git clone -q {repo} $T/clone && ls -A $T/clone; rm -r $T/clone",
+]  # fmt: skip
+LINKS = {"l0": "one", "a/l1": "../one", "l2": "a/b", "c/l3": "nowhere", "l4": "a/l1", "c/l5": "l5", "l6": "."}
+REPOSITORY = """git init -q repo && cd repo && printf 'all: a\\na: b.c\\n\\techo compile\\nprint:\\n\\t./run' > Makefile
+touch b.c; printf '#!/bin/sh\\necho ran $#\\n' > run; chmod 755 run; ln -s run go; git add -A
+git -c user.name=a -c user.email=a@b commit -qm one && git gc -q"""
 BUSYBOX = {"strings", "expand", "split", "file", "realpath", "base64"}
 
 
@@ -84,13 +98,21 @@ def write_lmdb(path: Path, files: dict[str, bytes]) -> None:
             txn.put(name.encode(), data)
 
 
-def write_folder(path: Path, files: dict[str, bytes]) -> None:
+def write_folder(path: Path, files: dict[str, bytes], rng: random.Random) -> None:
+    """With links, empty folders, modes and times, and a repository."""
     for name, data in files.items():
         (path / name).parent.mkdir(parents=True, exist_ok=True)
         (path / name).write_bytes(data)
-        (path / name).chmod(0o444)
+        (path / name).chmod(rng.choice([0o444, 0o644, 0o755]))
+        os.utime(path / name, ns=(0, rng.randrange(10**18)))
+    for name in ("nothing here", "a/empty/too"):
+        (path / name).mkdir(parents=True)
+    for name, to in LINKS.items():
+        os.symlink(to, path / name)
+    os.link(path / "one", path / "a" / "one too")
+    subprocess.run(["sh", "-ec", REPOSITORY], cwd=path, check=True)
     for each, _, _ in os.walk(path):
-        os.chmod(each, 0o755)
+        os.chmod(each, rng.choice([0o755, 0o700]))
 
 
 def commands(rng: random.Random, count: int, files: dict[str, bytes], seen: str, other: str) -> list[list[str]]:
@@ -104,9 +126,11 @@ def commands(rng: random.Random, count: int, files: dict[str, bytes], seen: str,
             "f": f"'{base}/{rng.choice(sorted(files))}'",
             "g": f"'{base}/{rng.choice(sorted(files))}'",
             "d": f"'{os.path.normpath(base + '/' + rng.choice(folders))}'",
+            "l": f"'{base}/{rng.choice(sorted(LINKS))}'",
+            "repo": f"'{base}/repo'",
             "missing": f"'{base}/{rng.choice(['nothing', 'a/nothing', 'x/y/z'])}'",
         }
-        form = rng.choice(rng.choice([READERS, LOOKERS, PIPES]))
+        form = rng.choice(rng.choice([READERS, LOOKERS, PIPES, TREES]))
         text, shell = form.format(**quoted), rng.choice(shells)
         if shell[0] == "busybox" and form in READERS and form.split()[0] not in BUSYBOX:
             text = "busybox " + text
@@ -120,11 +144,12 @@ def compare_programs(count: int, seed: int) -> list[str]:
     with tempfile.TemporaryDirectory() as top_name:
         top = Path(top_name).resolve()
         files = contents(rng)
-        write_lmdb(top / "set.lmdb", files)
-        for name in ("real", "other", "scratch"):
+        for name in ("real", "scratch"):
             (top / name).mkdir()
-        write_folder(top / "real" / "base", files)
-        write_folder(top / "other" / "base", files)
+        write_folder(top / "real" / "base", files, rng)
+        subprocess.run(["cp", "-a", top / "real", top / "other"], check=True)
+        pack = ["data", "pack", f"{top}/real/base", f"{top}/set.lmdb", "--links", "keep"]
+        subprocess.run([sys.executable, "-m", "pario", *pack], check=True, stdout=subprocess.DEVNULL)
         (top / "view" / "base").mkdir(parents=True)
         results = []
         for name, before in (

@@ -77,7 +77,7 @@ def on_request(team: Team, epoch: Callable[[], int]) -> None:
         cpu, start = time.process_time(), time.perf_counter()
         records = epoch()
         seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
-        team.report({"seconds": seconds, "cpu": cpu, "records": records}, {})
+        team.report({"begin": start, "seconds": seconds, "cpu": cpu, "records": records}, {})
 
 
 def run(main: Callable[[], None]) -> None:
