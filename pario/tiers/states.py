@@ -24,7 +24,7 @@ from pario.kernels.fill import CHUNK_US
 #: MADV_WIPEONFORK, which Python has no name for.
 WIPE_ON_FORK = 18
 _HEAD_BYTES = 64
-#: Whoever waits for a chunk looks this often whether the others still live, in seconds.
+#: Seconds between two looks of a rank that waits for a chunk whether the others still live.
 _LOOK_S = 0.2
 _NOTHING = np.empty(0, np.int64)
 #: words of the head
