@@ -12,7 +12,7 @@ from benchmarks.mutation.jobs import OTHERS, QUICK, SERIAL, Setting
 from benchmarks.mutation.reach import Kernels, Witness, in_order
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = {"format", "kernels", "plan", "comm", "decode", "locate", "fetch", "feed", "text.py"}
+ROOMS = {"format", "kernels", "plan", "comm", "decode", "locate", "fetch", "feed", "tiers", "text.py"}
 
 SOURCE = '''
 class A:
