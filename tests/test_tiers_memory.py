@@ -14,7 +14,8 @@ from tiers import CHUNKS, DATA, GRID, chunk_of, read
 
 from pario import machine
 from pario.errors import OptionError, ParioError
-from pario.tiers import states
+from pario.records import EXTENT
+from pario.tiers import memory, states
 from pario.tiers.grid import Grid
 from pario.tiers.memory import MemoryTier
 
@@ -105,6 +106,44 @@ def test_what_is_given_back_while_it_is_copied_is_not_delivered(
     assert read(other, 0, 100) is None
     assert looks == [1, 5 if again else -1]
     assert (read(other, 0, 100) is not None) == again
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_of_many_extents_none_of_what_is_given_back_meanwhile_is_delivered(
+    tier: MemoryTier, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    tier.put(0, chunk_of(0))
+    tier.put(1, chunk_of(1))
+    other, copy = attached(tier), memory.copy_ranges
+
+    def meanwhile(*words: np.ndarray) -> None:
+        copy(*words)
+        tier.give_back(0)
+        if again:
+            tier.put(0, chunk_of(0))
+
+    monkeypatch.setattr(memory, "copy_ranges", meanwhile)
+    extents = np.array([(0, 100), (GRID.chunk_bytes, 100)], EXTENT)
+    out = np.zeros(200, np.uint8)
+    assert other.read_many(extents, out, np.array([0, 100])).tolist() == [False, True]
+    assert (out[100:] == chunk_of(1)[:100]).all()
+
+
+def test_what_two_threads_put_at_the_same_time_counts_once(tier: MemoryTier, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, said = tier._write, []
+
+    def meanwhile(data: np.ndarray, offset: int) -> bool:
+        if not said:
+            said.append(True)
+            said.append(tier.put(0, chunk_of(0)))  # as another thread would
+        return write(data, offset)
+
+    monkeypatch.setattr(tier, "_write", meanwhile)
+    assert tier.put(0, chunk_of(0))
+    assert said == [True, False]
+    assert tier.held_bytes == GRID.chunk_bytes
+    assert tier.states.has(0)
+    assert tier.counts.puts == 1
 
 
 def test_nobody_can_shrink_it(tier: MemoryTier) -> None:
