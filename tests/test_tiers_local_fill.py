@@ -21,6 +21,7 @@ from pario.errors import ReadError, SnapshotError
 from pario.fetch.joined import bases_of
 from pario.fetch.posix import PosixFetcher
 from pario.fetch.snapshot import read_snapshot
+from pario.kernels.fill import CHUNK_US
 from pario.stats.rank import RankStats
 from pario.tiers.grid import Grid
 from pario.tiers.local_fill import LocalFill
@@ -217,3 +218,12 @@ def test_it_tells_how_long_the_others_will_take(filling: Any, paths: list[str]) 
     finally:
         more.set()
         assert fill.cancel(150)
+
+
+def test_it_tells_how_long_what_is_being_copied_will_take(filling: Any, paths: list[str]) -> None:
+    states = filling(paths, 1 << 30, MiB // 16).tier.states
+    _, coming, head = states.words
+    head[CHUNK_US] = 2000
+    assert states.coming_s() == 0
+    coming[[3, 4, 7]] = 1
+    assert states.coming_s() == pytest.approx(0.006)
