@@ -130,6 +130,7 @@ def test_no_more_than_there_is_room_for(filling: Any, paths: list[str]) -> None:
     assert not made.tier.held().all()
     assert all(made.right(chunk) for chunk in held)
     assert not made.errors
+    assert made.tier.states.left() == 0, "nobody waits for the rest"
 
 
 def test_a_chunk_whose_bytes_are_about_to_go_is_not_copied(filling: Any, paths: list[str]) -> None:
@@ -188,6 +189,7 @@ def test_it_stops_when_it_is_told_to(filling: Any, paths: list[str]) -> None:
     made = filling(paths)
     fill = made.fill(slowly())
     assert fill.cancel(150)
+    fill._leader.join(150)
     assert not made.tier.held().all()
     assert fill.cancel(0)
     assert not made.errors
