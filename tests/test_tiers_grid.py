@@ -33,6 +33,8 @@ def test_chunks_of_extents() -> None:
     # An extent that ends with its chunk does not touch the next one, which may not exist.
     assert [each.tolist() for each in grid.ends_of(offsets, nbytes)] == [[0, 0, 4, 2], [0, 1, 4, 2]]
     assert [each.tolist() for each in grid.ends_of(np.array([grid.file_bytes]), np.array([0]))] == [[4], [4]]
+    whole = np.array([grid.chunk_bytes, 0]), np.array([grid.chunk_bytes, 2 * grid.chunk_bytes])
+    assert [each.tolist() for each in grid.ends_of(*whole)] == [[1, 0], [1, 1]], "what ends with a chunk needs no other"
     begins = random_.integers(0, grid.file_bytes, 40)
     sizes = np.minimum(random_.integers(1, 3 * BLOCK_BYTES, 40), grid.file_bytes - begins)
     for i in range(1, 40):

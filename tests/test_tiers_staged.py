@@ -389,3 +389,22 @@ def test_whoever_waits_is_woken_and_asked(store: CountingStore) -> None:
         memory.states.wait(np.array([0]), stop)
     threading.Timer(0.05, lambda: memory.put(0, DATA[:CHUNK])).start()
     assert memory.states.wait(np.array([0]), lambda: None)
+
+
+def test_others_are_asked_for_what_was_brought_and_given_back(store: CountingStore) -> None:
+    """A node that is to bring a chunk for all asks nobody for it, until it has had it."""
+    asked: list[int] = []
+
+    def read(extents: np.ndarray, out: np.ndarray, starts: np.ndarray, *, keeps: bool) -> np.ndarray:
+        asked.extend((extents["offset"] // CHUNK).tolist())
+        return np.zeros(len(extents), bool)
+
+    memory = MemoryTier.made(GRID, 1 << 30)
+    fetcher = staged(store, memory)
+    peers: Any = SimpleNamespace(read=read, is_responsible=lambda chunk: True)
+    fetcher.join(peers, np.ones(CHUNKS, bool))
+    for before in ([], [1]):
+        fetcher.bring(1)
+        assert asked == before
+        assert memory.has(1)
+        memory.give_back(1)
