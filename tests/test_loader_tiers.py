@@ -227,7 +227,7 @@ def test_by_default_if_all_nodes_together_have_room(
 def test_a_long_wait_is_explained(path: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "pario")
     monkeypatch.setattr("pario.feed.seat._SAY_S", 0.0)
-    monkeypatch.setattr("pario.feed.seat._LOOK_S", 0.01)
+    monkeypatch.setattr("pario.tiers.states._LOOK_S", 0.01)
     slow = FileFetcher.read
 
     def read(self: FileFetcher, *what: Any) -> None:

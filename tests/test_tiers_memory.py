@@ -130,15 +130,15 @@ def test_of_many_extents_none_of_what_is_given_back_meanwhile_is_delivered(
 
 
 def test_what_two_threads_put_at_the_same_time_counts_once(tier: MemoryTier, monkeypatch: pytest.MonkeyPatch) -> None:
-    write, said = tier._write, []
+    write, said = memory.write_all, []
 
-    def meanwhile(data: np.ndarray, offset: int) -> bool:
+    def meanwhile(fd: int, data: np.ndarray, offset: int) -> None:
         if not said:
             said.append(True)
             said.append(tier.put(0, chunk_of(0)))  # as another thread would
-        return write(data, offset)
+        write(fd, data, offset)
 
-    monkeypatch.setattr(tier, "_write", meanwhile)
+    monkeypatch.setattr(memory, "write_all", meanwhile)
     assert tier.put(0, chunk_of(0))
     assert said == [True, False]
     assert tier.held_bytes == GRID.chunk_bytes
