@@ -1,12 +1,13 @@
 """Random programs with and without a view, and supervisors that are killed: nothing may differ, crash or hang.
 
-    python -m benchmarks.files_programs [--programs 1000] [--kills 50] [--seed 0]
+    python -m benchmarks.files_programs [--programs 1000] [--packed] [--kills 50] [--seed 0]
 
 --programs: commands of coreutils, findutils, tar, grep, sed, dash, bash and, if it is there, busybox, drawn at random,
-run on a real folder and on a view of what `pario data pack` made of it; half of them look at the view, the others at a
-real folder. It has links, empty folders, modes, times, a git repository with a Makefile, and scripts. Exit status and
-output must be the same. --kills: `cp -r` and a pipeline whose supervisor dies by SIGKILL at random moments:
-everything must end, and what was copied or summed must be right.
+run on a real folder and on a view of the same files; half of them look at the view, the others at a real folder. Exit
+status and output must be the same. --packed: the view is of what `pario data pack` made of the folder, which has links,
+empty folders, modes, times, a git repository with a Makefile, and scripts; what differs is told. --kills: `cp -r` and a
+pipeline whose supervisor dies by SIGKILL at random moments: everything must end, and what was copied or summed must be
+right.
 """
 
 from __future__ import annotations
@@ -98,11 +99,18 @@ def write_lmdb(path: Path, files: dict[str, bytes]) -> None:
             txn.put(name.encode(), data)
 
 
-def write_folder(path: Path, files: dict[str, bytes], rng: random.Random) -> None:
-    """With links, empty folders, modes and times, and a repository."""
+def write_folder(path: Path, files: dict[str, bytes]) -> None:
     for name, data in files.items():
         (path / name).parent.mkdir(parents=True, exist_ok=True)
         (path / name).write_bytes(data)
+        (path / name).chmod(0o444)
+    for each, _, _ in os.walk(path):
+        os.chmod(each, 0o755)
+
+
+def furnish(path: Path, files: dict[str, bytes], rng: random.Random) -> None:
+    """Links, empty folders, modes and times, and a repository."""
+    for name in files:
         (path / name).chmod(rng.choice([0o444, 0o644, 0o755]))
         os.utime(path / name, ns=(0, rng.randrange(10**18)))
     for name in ("nothing here", "a/empty/too"):
@@ -115,7 +123,9 @@ def write_folder(path: Path, files: dict[str, bytes], rng: random.Random) -> Non
         os.chmod(each, rng.choice([0o755, 0o700]))
 
 
-def commands(rng: random.Random, count: int, files: dict[str, bytes], seen: str, other: str) -> list[list[str]]:
+def commands(
+    rng: random.Random, count: int, files: dict[str, bytes], seen: str, other: str, forms: list[list[str]]
+) -> list[list[str]]:
     """seen : the folder that half of the commands use; other : that of the rest"""
     shells = [["sh", "-c"], ["bash", "-c"]] + ([["busybox", "sh", "-c"]] if shutil.which("busybox") else [])
     folders = sorted({str(Path(name).parent) for name in files})
@@ -130,7 +140,7 @@ def commands(rng: random.Random, count: int, files: dict[str, bytes], seen: str,
             "repo": f"'{base}/repo'",
             "missing": f"'{base}/{rng.choice(['nothing', 'a/nothing', 'x/y/z'])}'",
         }
-        form = rng.choice(rng.choice([READERS, LOOKERS, PIPES, TREES]))
+        form = rng.choice(rng.choice(forms))
         text, shell = form.format(**quoted), rng.choice(shells)
         if shell[0] == "busybox" and form in READERS and form.split()[0] not in BUSYBOX:
             text = "busybox " + text
@@ -138,25 +148,29 @@ def commands(rng: random.Random, count: int, files: dict[str, bytes], seen: str,
     return done
 
 
-def compare_programs(count: int, seed: int) -> list[str]:
+def compare_programs(count: int, seed: int, packed: bool = False) -> list[str]:
     """What differs, crashes or hangs, one line each."""
-    rng = random.Random(seed)
+    rng, forms = random.Random(seed), [READERS, LOOKERS, PIPES, *[TREES] * packed]
     with tempfile.TemporaryDirectory() as top_name:
         top = Path(top_name).resolve()
         files = contents(rng)
         for name in ("real", "scratch"):
             (top / name).mkdir()
-        write_folder(top / "real" / "base", files, rng)
+        write_folder(top / "real" / "base", files)
+        if packed:
+            furnish(top / "real" / "base", files, rng)
+            pack = ["data", "pack", f"{top}/real/base", f"{top}/set.lmdb", "--links", "keep"]
+            subprocess.run([sys.executable, "-m", "pario", *pack], check=True, stdout=subprocess.DEVNULL)
+        else:
+            write_lmdb(top / "set.lmdb", files)
         subprocess.run(["cp", "-a", top / "real", top / "other"], check=True)
-        pack = ["data", "pack", f"{top}/real/base", f"{top}/set.lmdb", "--links", "keep"]
-        subprocess.run([sys.executable, "-m", "pario", *pack], check=True, stdout=subprocess.DEVNULL)
         (top / "view" / "base").mkdir(parents=True)
         results = []
         for name, before in (
             ("real", []),
             ("view", [sys.executable, "-m", "pario", "files", "view", f"{top}/set.lmdb={top}/view/base", "--"]),
         ):
-            drawn = commands(random.Random(seed + 1), count, files, f"{top}/{name}/base", f"{top}/other/base")
+            drawn = commands(random.Random(seed + 1), count, files, f"{top}/{name}/base", f"{top}/other/base", forms)
             (top / "commands").write_text(json.dumps(drawn))
             subprocess.run(
                 [*before, sys.executable, "-c", DRIVER, f"{top}/commands", f"{top}/results", f"{top}/{name}"],
@@ -223,10 +237,11 @@ def _kill_one(top: Path, files: dict[str, bytes], rng: random.Random, copies: bo
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--programs", type=int, default=0)
+    parser.add_argument("--packed", action="store_true")
     parser.add_argument("--kills", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    wrong = compare_programs(given.programs, given.seed) + kill_supervisors(given.kills, given.seed)
+    wrong = compare_programs(given.programs, given.seed, given.packed) + kill_supervisors(given.kills, given.seed)
     print(f"{given.programs} programs, {given.kills} kills, {len(wrong)} wrong", *wrong[:20], sep="\n")
     return bool(wrong)
 
