@@ -253,6 +253,7 @@ def test_disks_of_several_nodes_and_the_next_job(world, path, store_bytes, tmp_p
             options=options(pario.Tier(f"{folder}/$NODE", quota)),
         ) as loader:
             assert epoch(loader) == list(range(N))
+        # Less are leaf pages, drawn at random for the index; four of them are neighbours once in a thousand jobs.
         chunks = world.allreduce(sum(n for n in store_bytes if n > 16384))
         assert chunks <= (1.02 * data_bytes(path) if job == 0 else 0)
 
@@ -289,7 +290,7 @@ def test_a_job_on_each_node_and_services_that_they_share(world, path, store_byte
                 assert epoch(loader) == list(range(N))
             assert loader.stats()["store_bytes"] == 0 or nodes * part < 1
         world.barrier()
-    assert sum(world.allgather(sum(n for n in store_bytes if n > 16384))) <= 1.02 * size or nodes * part < 1
+    assert sum(world.allgather(sum(n for n in store_bytes if n > 8192))) <= 1.02 * size or nodes * part < 1
     if host.number is not None:
         assert sum(each["held_bytes"] for each in host.state()) <= part * size + 2 * MiB
 
@@ -304,7 +305,7 @@ def test_a_job_of_all_ranks_and_a_service_on_each_node(world, path, store_bytes,
             for _ in range(2):
                 assert epoch(loader) == list(range(N))
             assert [tier["name"] for tier in loader.stats()["tiers"]] == ["service"]
-    assert sum(world.allgather(sum(n for n in store_bytes if n > 16384))) <= 1.02 * size or nodes * part < 1
+    assert sum(world.allgather(sum(n for n in store_bytes if n > 8192))) <= 1.02 * size or nodes * part < 1
 
 
 def test_a_job_of_all_ranks_whose_services_have_gone(world, path, services):

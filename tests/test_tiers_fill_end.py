@@ -79,10 +79,7 @@ def test_what_is_being_copied_is_waited_for_as_long_as_that_takes(copied: int, l
     on its way read a tenth of a file twice, from a disk of 200 MB/s on two nodes.)"""
     states = Played(0.001)
     states.copied = copied
-    end = FillEnd(states)
-    end.left(0.0)
-    end._first = False
-    look(end, 10, 0.0)
+    look(FillEnd(states), 10, 0.0)
     assert states.waits_copied == [pytest.approx(limit_s)]
 
 

@@ -14,9 +14,9 @@ _START_S = 0.25
 #: What a rank waits at least for a chunk that is being copied before it reads the bytes itself, in seconds. (The first
 #: three epochs of 4 ranks on 2 nodes, all cached: 204, 19, 15 ms with 3 KB records in "global" order, and 257, 125, 182
 #: with 150 KB. Without the wait for what the page cache has: 155, 114, 182, and 100, 188, 195, because the fill took
-#: only the time that cores were idle.) Twice what the copies under way need, if that is more: what it read meanwhile
-#: would be read twice. (165 MB in key order on two nodes from one disk of 200 MB/s: 182 MB are read in 0.82 s; with 20
-#: ms for each wait 190 MB in 0.83 to 0.92 s.)
+#: only the time that cores were idle.) Twice what the copies under way need, up to _START_S, if that is more: what it
+#: read meanwhile would be read twice. (165 MB in key order on two nodes from one disk of 200 MB/s: 182
+#: MB are read in 0.82 s; with 20 ms for each wait 190 MB in 0.83 to 0.92 s.)
 _COMING_S = 0.02
 
 
