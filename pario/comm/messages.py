@@ -28,6 +28,9 @@ CHUNK = 1 << 30
 #: Bytes of the first message of an object's broadcast: below the eager limit of the MPI libraries we know.
 HEAD = 1024
 
+#: i64 words of what each rank says at once in `allgather` and `allgather_int`: a number, and an object that is small.
+WORDS = 16
+
 #: Waiting: the first pauses only yield; later ones are this fraction of the time waited so far, up to this many
 #: seconds. So a wait lasts only slightly too long, and a long one takes almost no processor time, even if many ranks
 #: share a core.
@@ -117,10 +120,24 @@ class Messages:
         for start in range(0, data.size, most):
             self.wait(self.comm.Ibcast([data[start : start + most], self.mpi.BYTE], root=root))
 
+    def say(self, value: int, small: np.ndarray | None = None) -> np.ndarray:
+        """i64[size, WORDS]: of each rank its `value`, and the bytes of its `small`, u8[n] with n <= 8 * (WORDS - 1).
+        Collective."""
+        mine, everyones = np.zeros(WORDS, np.int64), np.empty((self.size, WORDS), np.int64)
+        mine[0] = value
+        if small is not None:
+            mine.view(np.uint8)[8 : 8 + small.size] = small
+        self.wait(self.comm.Iallgather(mine, everyones))
+        return everyones
+
     def allgather(self, obj: Any) -> list[Any]:
         """One picklable object per rank, in rank order. Collective."""
         mine = _pickled(obj)
-        lengths = self.allgather_int(mine.size)
+        everyones = self.say(mine.size, mine[: 8 * (WORDS - 1)])
+        lengths = everyones[:, 0]
+        if lengths.max() <= 8 * (WORDS - 1):  # one wait instead of two
+            rows = everyones[:, 1:].view(np.uint8)
+            return [pickle.loads(row[:n]) for row, n in zip(rows, lengths.tolist(), strict=True)]
         ends = np.cumsum(lengths)
         whole = np.empty(int(ends[-1]), dtype=np.uint8)
         if whole.size <= self._most:
@@ -133,9 +150,7 @@ class Messages:
 
     def allgather_int(self, value: int) -> np.ndarray:
         """i64[size], the value of each rank. Collective."""
-        out = np.empty(self.size, dtype=np.int64)
-        self.wait(self.comm.Iallgather(np.array([value], dtype=np.int64), out))
-        return out
+        return self.say(value)[:, 0]
 
     def exscan(self, value: int) -> int:
         """Sum of the values of all lower ranks; 0 on rank 0. Collective."""

@@ -24,7 +24,7 @@ from pario.comm.farewell import dropped, spread
 from pario.comm.lasting import Comms, Group, group_of
 from pario.comm.launcher import FIT_HINT, announced, inherited, launcher, load_mpi, started_by_torch, torch_ranks
 from pario.comm.memory import node_memory, park, shared_parts
-from pario.comm.messages import LONGEST_PAUSE_S, Messages, library_of, wait_politely
+from pario.comm.messages import LONGEST_PAUSE_S, WORDS, Messages, library_of, wait_politely
 from pario.comm.solo import Solo
 from pario.errors import DeadRankError, LauncherError, OptionError, ParioError, PeerError, how_to_install
 
@@ -83,7 +83,7 @@ class World(Messages, AnyWorld):
         MPI = self.mpi
         node = Messages(self.comm.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank), self.wait)
         first = node.bcast(self.rank)
-        firsts = super().allgather_int(first)
+        firsts = super().say(first)[:, 0]
         found, counts = np.unique(firsts, return_counts=True)
         at = int(np.searchsorted(found, first))
         leaders = self.comm.Split(MPI.UNDEFINED if node.rank else 0, key=self.rank)
@@ -158,8 +158,8 @@ class World(Messages, AnyWorld):
         return spread(self, error)
 
     def goodbye(self) -> Callable[[], bool]:
-        said = np.empty(self.size, dtype=np.int64)
-        request = self.comm.Iallgather(np.array([_GONE], dtype=np.int64), said)
+        said = np.empty((self.size, WORDS), np.int64)
+        request = self.comm.Iallgather(np.array([_GONE] + [0] * (WORDS - 1)), said)
 
         def wait() -> bool:
             try:
@@ -168,28 +168,28 @@ class World(Messages, AnyWorld):
                 if not getattr(request, "is_apart", False):
                     raise
                 return False
-            return bool((said <= _FREES).all())
+            return bool((said[:, 0] <= _FREES).all())
 
         return wait
 
-    def allgather_int(self, value: int) -> np.ndarray:
-        values = super().allgather_int(value)
-        if values.min() < 0:
-            gone = int(values.argmin())
+    def say(self, value: int, small: np.ndarray | None = None) -> np.ndarray:
+        everyones = super().say(value, small)
+        if everyones[:, 0].min() < 0:
+            gone = int(everyones[:, 0].argmin())
             error = PeerError(
                 "the script of another rank is at its end (sys.exit, or its last line), without close()",
                 rank=gone,
                 hint="Each rank must run the same loops, and end them by close() or by a `with` block.",
             )
             raise spread(self, error)  # who is gone takes no part in freeing this world together
-        return values
+        return everyones
 
     def close(self, collective: bool = True) -> None:
         if self.is_freed:
             return
         if (collective or self.size == 1) and not self.mpi.Is_finalized():
             try:
-                said = super().allgather_int(_FREES)
+                said = super().say(_FREES)[:, 0]
             except BaseException as e:
                 self._tell(e)
                 self._leave()

@@ -29,6 +29,7 @@ class Automatic(Supply):
         self._preparer = Workers("pario-ahead", threads)
         self._writer: ContinuingWriter | None = None
         self._base = 0  # number in the ring of the next epoch's first group
+        self._stays = False  # see `Way.STAY`
         self._count_stage()
 
     def _count_stage(self) -> None:
@@ -38,10 +39,12 @@ class Automatic(Supply):
             stage.stats = stats
 
     def propose(self) -> str:
-        return choose(self.context.reader).value
+        way = choose(self.context.reader)
+        return (Way.STAY if way == Way.SEAT and self._stays else way).value
 
     def renew(self) -> None:
         renew_tiers(self.context.reader)
+        self._stays = False
         self._count_stage()
 
     def settle(self, work: Work | None = None, way: str = "") -> None:
@@ -57,16 +60,18 @@ class Automatic(Supply):
             stage.memory.announce(True)
 
     def needs_ring(self, way: str) -> bool:
-        return way != Way.SEAT
+        return way == Way.RING
 
     def source(self, work: Work, way: str) -> Source:
         """Not collective."""
         context = self.context
-        if way == Way.SEAT:
+        if way != Way.RING:
             from pario.feed.seat import Seat
 
-            own = context.decode.decoder.users.copies
-            return Seat(context, work, self._preparer, own_kernels=own)
+            seat = Seat(context, work, self._preparer, own_kernels=context.decode.decoder.users.copies)
+            self._stays = seat.waits_for_none
+            return seat
+        self._stays = False
         from pario.feed.next_epoch import ContinuingWriter
         from pario.feed.ring_reader import RingReader
 

@@ -148,11 +148,13 @@ class Progress:
         tell(f"is in epoch {self.epoch}")
         work = Work(context.stream, self._shape, self.epoch, self.position)
         life.end_source(work, ways[world.node])
-        world.node_barrier()
         if world.is_leader:
             context.reader.warn_if_replaced()
-            ring.reset()
-        world.node_barrier()
+        if ways[world.node] != Way.STAY:  # (Two meetings: 0.2 ms with two ranks, 0.9 with four on two cores.)
+            world.node_barrier()
+            if world.is_leader:
+                ring.reset()
+            world.node_barrier()
         life.source = source = supply.source(work, ways[world.node])
         stats.ahead = source.ahead is not None
         return Epoch(

@@ -67,16 +67,16 @@ class Pools:
     mix_blocks: int
     short_at: int
 
-    @property
+    @cached_property
     def blocks(self) -> int:
         return -(-self.n // self.block_records)
 
-    @property
+    @cached_property
     def short_records(self) -> int:
         """Records of the file's last block, 1..block_records."""
         return self.n - (self.blocks - 1) * self.block_records
 
-    @property
+    @cached_property
     def _whole(self) -> int:
         """Number of whole pools."""
         return -(-self.blocks // self.mix_blocks)
@@ -90,7 +90,7 @@ class Pools:
         """The most records that a pool can have."""
         return min(self.n, self.mix_blocks * self.block_records)
 
-    @property
+    @cached_property
     def _last_first_block(self) -> int:
         """First permuted block of the last pool."""
         first = (self._whole - 1) * self.mix_blocks
