@@ -23,6 +23,7 @@ from pario.errors import CorruptedError, DecodeError, ReadError, SnapshotError
 from pario.feed import fill
 from pario.feed.choose import Way
 from pario.feed.seat import Seat
+from pario.feed.source import Context
 from pario.fetch.checked import Checked
 from pario.options import Options
 from pario.plan.stream import Work
@@ -486,6 +487,78 @@ def test_the_ring_takes_no_memory_before_it_is_wanted(form, path, monkeypatch) -
         assert [batch.ids.tolist() for batch in loader] == first
         assert len(loader._life.slots.data)
         assert not loader.stats()["own"]
+
+
+def test_nothing_is_prepared_for_one_more_epoch_like_the_last(tmp_path: Path, monkeypatch: Any) -> None:
+    place = in_order(tmp_path / "x.lmdb", sized, 40)  # without an index, the first epoch finds the records
+    with seated("tier", place, 8, Raw()) as loader:
+        ways = []
+        for _ in range(4):
+            ways.append(loader._supply.propose())
+            assert sorted(np.concatenate([batch.ids for batch in loader]).tolist()) == list(range(40))
+        assert ways == ["ring", "seat", "stay", "stay"]
+        monkeypatch.setattr("pario.feed.automatic.choose", lambda _: Way.RING)
+        list(loader)
+        monkeypatch.undo()
+        assert [loader._supply.propose(), len(list(loader)), loader._supply.propose()] == ["seat", 5, "stay"]
+
+
+def test_a_group_is_planned_once(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where steps take records of two groups."""
+    own_records, planned = Context.own_records, []
+
+    def counted(context: Context, schedule: Any, order: Any, group: int) -> Any:
+        planned.append(group)
+        return own_records(context, schedule, order, group)
+
+    with seated("tier", path, 7, shuffle="block") as loader:
+        monkeypatch.setattr(Context, "own_records", counted)
+        list(loader)
+    assert len(planned) == len(set(planned)) > 3
+
+
+def test_chunks_of_other_records_make_room(tmp_path: Path) -> None:
+    place = in_order(tmp_path / "x.lmdb", sized, 400)
+    with seated("tier", place, 4, Raw(), select=range(8)) as loader:
+        memory = loader._life.reader.stage.memory
+        last = memory.grid.chunks - 1
+        offset, nbytes = memory.grid.span(last)
+        assert last
+        assert memory.put(last, np.fromfile(f"{place}/data.mdb", np.uint8, nbytes, offset=offset))
+        list(loader)
+        filled(loader)
+        assert memory.has(0)
+        assert not memory.has(last)
+
+
+def test_an_error_of_the_fill_is_the_loops(path: str) -> None:
+    with seated("tier", path, 7) as loader:
+        loop = iter(loader)
+        next(loop)
+        filled(loader)
+        loader._life.source._fill.error = ReadError("the disk is gone", path=path)
+        with pytest.raises(ReadError, match="the disk is gone"):
+            next(loop)
+
+
+def test_bytes_that_go_while_they_are_checked_are_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = in_order(tmp_path / "x.lmdb", lambda i: bytes([i % 251]) * 1000, 600)
+    with seated("tier", place, 8, Raw(np.uint8, (1000,))) as loader:
+        list(loader)
+        filled(loader)
+        memory, in_copy, gone = loader._life.reader.stage.memory, Checked.in_copy, []
+
+        def checked(*arguments: Any) -> None:
+            if not gone:
+                gone.append(1)
+                memory.give_back(0)
+                raise CorruptedError("zeroes in place of a page", path=place)
+            in_copy(*arguments)
+
+        monkeypatch.setattr(Checked, "in_copy", checked)
+        for batch in loader:
+            assert (batch["data"] == (batch.ids % 251)[:, None]).all()
+        assert gone
 
 
 def test_what_was_checked_while_a_chunk_went_is_checked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

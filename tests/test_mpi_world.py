@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -76,6 +78,10 @@ def test_objects(world) -> None:
     assert world.bcast({"rank": world.rank, "big": b"x" * 300_000}, root=root) == {"rank": root, "big": b"x" * 300_000}
     mine = [world.rank, "ä" * (1000 * world.rank)]
     assert world.allgather(mine) == [[rank, "ä" * (1000 * rank)] for rank in range(world.size)]
+    for nbytes in range(90, 120):  # where one message just holds the object, and where it does not
+        assert world.allgather(bytes(nbytes - (world.rank == 0))) == [
+            bytes(nbytes - (rank == 0)) for rank in range(world.size)
+        ]
     assert world.node_bcast(world.rank) == world.node_ranks[0]
     world.barrier()
     world.node_barrier()
@@ -336,7 +342,24 @@ def test_who_waits_for_others_hears_its_own_background() -> None:
             world.barrier()
 
 
-def test_whose_script_has_ended_is_no_number() -> None:
+def test_whose_world_is_closed_says_nothing() -> None:
+    comm = MPI.COMM_WORLD
+    world = get_world(comm)
+    assert isinstance(world, World)
+    if world.rank == world.size - 1:
+        world.close()
+    else:
+        with pytest.raises(PeerError, match="closed what this one still uses") as caught:
+            world.allgather("five")
+        assert caught.value.rank == world.size - 1
+        world.close(collective=False)
+    comm.Barrier()
+    with get_world(comm) as after:
+        assert after.allgather(after.rank) == list(range(after.size))
+
+
+@pytest.mark.parametrize("call", [lambda world: world.allgather_int(5), lambda world: world.allgather("five")])
+def test_whose_script_has_ended_is_no_value(call: Callable[[World], Any]) -> None:
     """It announces that in the place of its next collective call, where the others must not take it for a value."""
     comm = MPI.COMM_WORLD
     world = get_world(comm)
@@ -348,7 +371,7 @@ def test_whose_script_has_ended_is_no_number() -> None:
         assert not world.goodbye()()
     else:
         with pytest.raises(PeerError, match="at its end") as caught:
-            world.allgather_int(5)
+            call(world)
         assert caught.value.rank == world.size - 1
     world.close(collective=False)
     comm.Barrier()

@@ -70,6 +70,4 @@ class Deflate(Codec):
 
 @functools.cache
 def _library() -> Library | None:
-    return open_library(
-        ("deflate._deflate", "libdeflate.so.0"), _FUNCTIONS, lambda library: (1, 0, 0), (0, 0, 0)
-    )
+    return open_library(("deflate._deflate", "libdeflate.so.0"), _FUNCTIONS, lambda library: (1, 0, 0), (0, 0, 0))

@@ -140,12 +140,8 @@ class Messages:
             return [pickle.loads(row[:n]) for row, n in zip(rows, lengths.tolist(), strict=True)]
         ends = np.cumsum(lengths)
         whole = np.empty(int(ends[-1]), dtype=np.uint8)
-        if whole.size <= self._most:
-            into = (whole, lengths.tolist(), (ends - lengths).tolist(), self.mpi.BYTE)
-            self.wait(self.comm.Iallgatherv([mine, self.mpi.BYTE], into))
-        else:
-            self.gather_bytes(mine, lengths, 0, whole if self.rank == 0 else None)
-            self.bcast_bytes(whole)
+        self.gather_bytes(mine, lengths, 0, whole if self.rank == 0 else None)
+        self.bcast_bytes(whole)
         return [pickle.loads(whole[e - n : e]) for e, n in zip(ends.tolist(), lengths.tolist(), strict=True)]
 
     def allgather_int(self, value: int) -> np.ndarray:

@@ -179,8 +179,6 @@ class StarComm:
     def Iallgather(self, mine: Any, into: Any) -> Meeting:
         return self._meet(Part.ALL_TO_ALL, 0, mine, lambda answer: _fill(into, answer))
 
-    Iallgatherv = Iallgather
-
     def Iallreduce(self, mine: np.ndarray, into: np.ndarray, op: Callable[..., Any]) -> Meeting:
         def finish(answer: bytes) -> None:
             into[:] = op(np.frombuffer(answer, mine.dtype).reshape(self.size, -1), axis=0)

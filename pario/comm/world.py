@@ -174,13 +174,12 @@ class World(Messages, AnyWorld):
 
     def say(self, value: int, small: np.ndarray | None = None) -> np.ndarray:
         everyones = super().say(value, small)
-        if everyones[:, 0].min() < 0:
-            gone = int(everyones[:, 0].argmin())
-            error = PeerError(
-                "the script of another rank is at its end (sys.exit, or its last line), without close()",
-                rank=gone,
-                hint="Each rank must run the same loops, and end them by close() or by a `with` block.",
-            )
+        least = int(everyones[:, 0].min())
+        if least < 0 or (least == _FREES and small is not None):  # an object has bytes
+            ended = "the script of another rank is at its end (sys.exit, or its last line), without close()"
+            what = ended if least else "another rank has closed what this one still uses"
+            hint = "Each rank must run the same loops, and end them by close() or by a `with` block."
+            error = PeerError(what, rank=int(everyones[:, 0].argmin()), hint=hint)
             raise spread(self, error)  # who is gone takes no part in freeing this world together
         return everyones
 

@@ -27,9 +27,7 @@ def plane() -> None:
 
 
 @plane.command()
-@click.option(
-    "--rules", metavar="FILE", required=True, help="TOML file that says who gets what; SIGHUP rereads it."
-)
+@click.option("--rules", metavar="FILE", required=True, help="TOML file that says who gets what; SIGHUP rereads it.")
 @click.option(
     "--at", metavar="ADDRESS", help="HOST:PORT, INTERFACE:PORT, or the path of a Unix socket.  [default: a free port]"
 )

@@ -97,9 +97,7 @@ class Kernel(Decoder):
         outside = (starts < 0) | (nbytes < 0) | (starts > len(data) - nbytes)
         if outside.any():
             return [(int(i), "the record lies outside the bytes that were read") for i in np.flatnonzero(outside)]
-        arrays = tuple(
-            out[name] if shape else out[name].reshape(-1, 1) for name, (shape, _) in self.outputs.items()
-        )
+        arrays = tuple(out[name] if shape else out[name].reshape(-1, 1) for name, (shape, _) in self.outputs.items())
         failures: Failures = []
         at = np.zeros(1, np.int64)
         codes[:] = 0

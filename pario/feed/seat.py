@@ -150,7 +150,11 @@ class Seat(Source):
         # Batches prepared ahead do not count against the caller's limit: the same script must work when the file is
         # cold.
         self._held.held_bytes += most * (batch_bytes * 9 // 8 + 2 * PAGE)
-        return Ahead(preparer.call, knob, eager=least >= _MANY_AHEAD, least=least, most=most)
+        # Reads out of the page cache take two cores all the same. (40,000 records of 3 KB in "global" order, one rank on
+        # two cores: 107 ms an epoch, so 71.)
+        stage, memory = context.reader.stage, self._memory
+        part = stage is None or memory is None or (memory.fills and not stage.fits_memory(self._index, self._checked))
+        return Ahead(preparer.call, knob, eager=least >= (2 if part else _MANY_AHEAD), least=least, most=most)
 
     @property
     def _batch_bytes(self) -> int | None:
@@ -185,17 +189,21 @@ class Seat(Source):
             share = self._shares.get(group)
             if share is None:
                 ids, steps, rows = self._context.own_records(self._schedule, self._order, group)
+                first = int(steps.min()) if len(steps) else 0
+                steps -= first
                 if self._schedule.pools is not None:  # by step and row, as in the other orders
-                    by_row = np.lexsort((rows, steps))
-                    ids, steps, rows = ids[by_row], steps[by_row], rows[by_row]
+                    # (1,000,000 records of 100 bytes in "block" order: by lexsort 225 ms an epoch, so 165.)
+                    number = np.full((int(steps.max(initial=0)) + 1) * self._schedule.batch_size * self.width, -1)
+                    number[steps * (self._schedule.batch_size * self.width) + rows] = np.arange(len(ids))
+                    by_row = number[number >= 0]
+                    ids, rows = ids[by_row], rows[by_row]
                 offsets, nbytes = self._index.extents_of(ids)
                 chunks = (np.zeros_like(ids),) * 2
                 if self._memory is not None:
                     chunks = self._memory.grid.ends_of(*self._checked.spans(offsets, nbytes))
                 for old in [number for number in self._shares if number < oldest - 2]:
                     del self._shares[old]
-                first = int(steps[0]) if len(steps) else 0
-                cuts = [0, *np.cumsum(np.bincount(steps - first)).tolist()]
+                cuts = [0, *np.cumsum(np.bincount(steps)).tolist()]
                 share = self._shares[group] = _Share(first, cuts, Places(ids, offsets, nbytes, *chunks), rows)
             return share
 

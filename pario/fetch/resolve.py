@@ -19,11 +19,7 @@ from pario.fetch.mapped import MappedFetcher
 from pario.fetch.posix import PosixFetcher
 
 #: name -> class: those of `pario.options.Fetch`.
-FETCHERS: dict[str, type[FileFetcher]] = {
-    "posix": PosixFetcher,
-    "direct": DirectFetcher,
-    "mapped": MappedFetcher,
-}
+FETCHERS: dict[str, type[FileFetcher]] = {"posix": PosixFetcher, "direct": DirectFetcher, "mapped": MappedFetcher}
 
 F = TypeVar("F", bound=OneFile)
 

@@ -151,19 +151,12 @@ class Loader(Generic[B]):
             share = given.agree(world)
         self._arguments = given
         Loader._order_is_known |= shuffle is not None
+        # The other orders, most selections, and sizes need the whole index before the first record.
+        grow = given.shuffle is False and given.select.grows and given.fields is None and given.budget is None
         reader = Reader(
-            path,
-            comm=world,
-            db=db,
-            options=given.options,
-            recipe=given.recipe,
-            save_index=save_index,
-            progress=progress,
-            # The other orders, most selections, and sizes need the whole index before the first record.
-            grow=given.shuffle is False and given.select.grows and given.fields is None and given.budget is None,
-            verify=given.verify,
-            tiers=True,
-        )
+            path, comm=world, db=db, options=given.options, recipe=given.recipe, save_index=save_index,
+            progress=progress, grow=grow, verify=given.verify, tiers=True,
+        )  # fmt: skip
         self._life = Lifetime(world, reader)
         knobs = reader.file.knobs
         recorder = reader.file.recorder

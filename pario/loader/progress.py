@@ -70,19 +70,12 @@ class Progress:
     def state(self) -> LoaderState:
         stream = self._context.stream
         return LoaderState(
-            version=VERSION,
-            fingerprint=self._fingerprint,
-            n=stream.n,
-            seed=stream.seed,
-            shuffle=str(stream.shuffle or "none"),
-            block_records=stream.block_records,
-            mix_blocks=stream.mix_blocks,
-            epoch=self.epoch,
-            position=self.position,
-            drop_last=stream.drop_last,
+            version=VERSION, fingerprint=self._fingerprint, n=stream.n, seed=stream.seed,
+            shuffle=str(stream.shuffle or "none"), block_records=stream.block_records, mix_blocks=stream.mix_blocks,
+            epoch=self.epoch, position=self.position, drop_last=stream.drop_last,
             selection=stream.chosen.digest if stream.chosen is not None else "",
             mixture=stream.mixture.mark if stream.mixture is not None else "",
-        )
+        )  # fmt: skip
 
     def peek(self) -> Batch:
         """The batch that this rank gets next, to look at. Not collective."""
@@ -157,15 +150,9 @@ class Progress:
             world.node_barrier()
         life.source = source = supply.source(work, ways[world.node])
         stats.ahead = source.ahead is not None
-        return Epoch(
-            source,
-            work,
-            life,
-            stats,
-            alive_seconds=context.options.alive_seconds,
-            taken=partial(self._taken, work.schedule),
-            complete=self._complete,
-        )
+        taken, complete = partial(self._taken, work.schedule), self._complete
+        seconds = context.options.alive_seconds
+        return Epoch(source, work, life, stats, alive_seconds=seconds, taken=taken, complete=complete)
 
     def _taken(self, schedule: Schedule, batch: Batch) -> None:
         stats = self._context.stats

@@ -133,8 +133,14 @@ class Schedule:
         assert self.pools is not None
         begin, end = self.pools.pool_of(self.start), self.pools.pool_of(self.stop - 1) + 1
         more = self._leading - 1
-        first = max(0, begin - more) + group * self.per_group
+        first = self._first_pool + group * self.per_group
         return range(max(begin, first + more if first else 0), min(first + self.per_group + more, end))
+
+    @cached_property
+    def _first_pool(self) -> int:
+        """Of the first group, if those that count as one were one."""
+        assert self.pools is not None
+        return max(0, self.pools.pool_of(self.start) - self._leading + 1)
 
     @cached_property
     def _leading(self) -> int:
@@ -247,9 +253,7 @@ class Schedule:
 
 def _pool_group(schedule: Schedule, pools: Pools, position: int) -> int:
     """The group that holds a position of a block order."""
-    more = schedule._leading - 1
-    first = max(0, pools.pool_of(schedule.start) - more)
-    return (max(0, pools.pool_of(position) - more) - first) // schedule.per_group
+    return (max(0, pools.pool_of(position) - schedule._leading + 1) - schedule._first_pool) // schedule.per_group
 
 
 def even_split(n: int, size: int, rank: int) -> tuple[int, int]:

@@ -51,8 +51,16 @@ class Grid(NamedTuple):
     def ends_of(self, offsets: np.ndarray, nbytes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The first and the last chunk that each of these extents touches, i64[n] each. One of no bytes may lie at the
         very end of the file."""
-        first, last = offsets // self.chunk_bytes, (offsets + np.maximum(nbytes, 1) - 1) // self.chunk_bytes
-        return np.minimum(first, self.chunks - 1), np.minimum(last, self.chunks - 1)
+        first, last = offsets.copy(), np.maximum(nbytes, 1)
+        last += offsets - 1
+        bits = self.chunk_bytes.bit_length() - 1
+        for ends in first, last:
+            if self.chunk_bytes == 1 << bits:  # as most; a division takes several times as long
+                ends >>= bits
+            else:
+                ends //= self.chunk_bytes
+            np.minimum(ends, self.chunks - 1, out=ends)
+        return first, last
 
     def chunks_at(self, offsets: np.ndarray, nbytes: np.ndarray) -> np.ndarray:
         """The chunks that these extents touch, i64[k], ascending."""
