@@ -472,11 +472,12 @@ def test_other_threads_work_while_the_caller_is_away(form, path, monkeypatch) ->
         for _ in loader:
             pass
         me = threading.get_ident()
-        assert threads.count(me) > 0.6 * len(threads)
+        # Reads out of the page cache take two cores all the same.
+        assert threads.count(me) == 0 if form == "scratch" else threads.count(me) > 0.6 * len(threads)
         threads.clear()
         for _ in loader:
             time.sleep(0.02)
-        assert 0 < threads.count(me) < 0.3 * len(threads)
+        assert (form != "scratch") <= threads.count(me) < 0.3 * len(threads)
 
 
 def test_the_ring_takes_no_memory_before_it_is_wanted(form, path, monkeypatch) -> None:
@@ -490,17 +491,23 @@ def test_the_ring_takes_no_memory_before_it_is_wanted(form, path, monkeypatch) -
 
 
 def test_nothing_is_prepared_for_one_more_epoch_like_the_last(tmp_path: Path, monkeypatch: Any) -> None:
-    place = in_order(tmp_path / "x.lmdb", sized, 40)  # without an index, the first epoch finds the records
+    place = in_order(tmp_path / "x.lmdb", sized, 400)
     with seated("tier", place, 8, Raw()) as loader:
-        ways = []
-        for _ in range(4):
-            ways.append(loader._supply.propose())
-            assert sorted(np.concatenate([batch.ids for batch in loader]).tolist()) == list(range(40))
-        assert ways == ["ring", "seat", "stay", "stay"]
+        supply, ways = loader._supply, []
+
+        def epoch() -> None:
+            ways.append((supply.propose(), supply.stays))
+            assert sorted(np.concatenate([batch.ids for batch in loader]).tolist()) == list(range(400))
+
+        assert not loader.index.is_complete  # the first epoch finds the records
+        for _ in range(3):
+            epoch()
         monkeypatch.setattr("pario.feed.automatic.choose", lambda _: Way.RING)
-        list(loader)
+        epoch()
         monkeypatch.undo()
-        assert [loader._supply.propose(), len(list(loader)), loader._supply.propose()] == ["seat", 5, "stay"]
+        epoch()
+        epoch()
+    assert ways == [("ring", False), ("seat", False), ("seat", True), ("ring", True), ("seat", False), ("seat", True)]
 
 
 def test_a_group_is_planned_once(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -514,7 +521,8 @@ def test_a_group_is_planned_once(path: str, monkeypatch: pytest.MonkeyPatch) -> 
     with seated("tier", path, 7, shuffle="block") as loader:
         monkeypatch.setattr(Context, "own_records", counted)
         list(loader)
-    assert len(planned) == len(set(planned)) > 3
+    assert planned
+    assert len(planned) == len(set(planned))
 
 
 def test_chunks_of_other_records_make_room(tmp_path: Path) -> None:
@@ -543,6 +551,8 @@ def test_an_error_of_the_fill_is_the_loops(path: str) -> None:
 
 def test_bytes_that_go_while_they_are_checked_are_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = in_order(tmp_path / "x.lmdb", lambda i: bytes([i % 251]) * 1000, 600)
+    with pario.Reader(place):
+        pass  # saves the index
     with seated("tier", place, 8, Raw(np.uint8, (1000,))) as loader:
         list(loader)
         filled(loader)

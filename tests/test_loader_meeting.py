@@ -39,7 +39,7 @@ def loops(world: Solo, metrics: str | None = None, loud: tuple[int, ...] = ()) -
     stats, log = RankStats(), logging.getLogger("pario")
     meeting = Meeting(world, "/x", stats, metrics, Knobs(Options(), reads=True))
     for epoch, records in enumerate((5, 6, 7)):
-        meeting.meet(f"epoch {epoch}", "w")
+        meeting.meet(f"epoch {epoch}", ("w", False))
         meeting.loop_begins()
         stats.records += records
         meeting.loop_ends(epoch, complete=True)

@@ -29,7 +29,6 @@ class Automatic(Supply):
         self._preparer = Workers("pario-ahead", threads)
         self._writer: ContinuingWriter | None = None
         self._base = 0  # number in the ring of the next epoch's first group
-        self._stays = False  # see `Way.STAY`
         self._count_stage()
 
     def _count_stage(self) -> None:
@@ -39,12 +38,11 @@ class Automatic(Supply):
             stage.stats = stats
 
     def propose(self) -> str:
-        way = choose(self.context.reader)
-        return (Way.STAY if way == Way.SEAT and self._stays else way).value
+        return choose(self.context.reader).value
 
     def renew(self) -> None:
         renew_tiers(self.context.reader)
-        self._stays = False
+        self.stays = False
         self._count_stage()
 
     def settle(self, work: Work | None = None, way: str = "") -> None:
@@ -69,9 +67,9 @@ class Automatic(Supply):
             from pario.feed.seat import Seat
 
             seat = Seat(context, work, self._preparer, own_kernels=context.decode.decoder.users.copies)
-            self._stays = seat.waits_for_none
+            self.stays = seat.waits_for_none
             return seat
-        self._stays = False
+        self.stays = False
         from pario.feed.next_epoch import ContinuingWriter
         from pario.feed.ring_reader import RingReader
 

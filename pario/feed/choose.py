@@ -18,8 +18,6 @@ class Way(str, enum.Enum):
 
     RING = "ring"
     SEAT = "seat"
-    #: a seat once more, for which nothing that the node's ranks share must be prepared
-    STAY = "stay"
     #: first the tiers must be opened anew; the largest word, so that it wins
     RENEW = "tiers"
 

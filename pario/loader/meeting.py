@@ -90,11 +90,11 @@ class Meeting:
             knobs=self._knobs.published(),
         )
 
-    def meet(self, doing: str, way: str = "") -> dict[int, str]:
+    def meet(self, doing: str, way: tuple[str, bool] = ("", False)) -> dict[int, tuple[str, bool]]:
         """All ranks do the same next, or all raise OptionError. Collective.
 
-        way : this rank's proposal for its node, on the node's first rank
-        Returns the proposal of each node's first rank.
+        way : what `Supply.propose` and `stays` say, on the node's first rank
+        Returns that of each node's first rank.
         """
         ended, self._ended = self._ended, None
         tells = self._metrics_file is not None or _log.isEnabledFor(logging.INFO)
@@ -115,9 +115,9 @@ class Meeting:
             loop, self._told = now - self._told, now
             if tells:
                 self._gather(now, loop, ended)
-        ways: dict[int, str] = {}
+        ways: dict[int, tuple[str, bool]] = {}
         for _, node, theirs, *_ in everyones:
-            ways[node] = max(theirs, ways.get(node, ""))
+            ways[node] = max(theirs, ways.get(node, theirs))
         return ways
 
     def own_report(self) -> Report:

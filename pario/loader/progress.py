@@ -129,26 +129,31 @@ class Progress:
         if life.run is not None:  # a loop that was left early
             self.go_to(self.epoch + 1)
         doing = f"epoch {self.epoch} from record {self.position}"
-        ways = self._meeting.meet(doing, supply.propose() if world.is_leader else "")
-        if Way.RENEW in ways.values():
+
+        def meet() -> dict[int, tuple[str, bool]]:
+            return self._meeting.meet(doing, (supply.propose(), supply.stays) if world.is_leader else ("", False))
+
+        ways = meet()
+        if any(way == Way.RENEW for way, _ in ways.values()):
             life.end_source()
             world.barrier()
             supply.renew()
-            ways = self._meeting.meet(doing, supply.propose() if world.is_leader else "")
-        if any(map(supply.needs_ring, ways.values())):
+            ways = meet()
+        if any(supply.needs_ring(way) for way, _ in ways.values()):
             context.slots.allocate()
+        way, stays = ways[world.node]
         self._meeting.loop_begins()
         tell(f"is in epoch {self.epoch}")
         work = Work(context.stream, self._shape, self.epoch, self.position)
-        life.end_source(work, ways[world.node])
+        life.end_source(work, way)
         if world.is_leader:
             context.reader.warn_if_replaced()
-        if ways[world.node] != Way.STAY:  # (Two meetings: 0.2 ms with two ranks, 0.9 with four on two cores.)
+        if supply.needs_ring(way) or not stays:  # (Two meetings: 0.2 ms with two ranks, 0.9 with four on two cores.)
             world.node_barrier()
             if world.is_leader:
                 ring.reset()
             world.node_barrier()
-        life.source = source = supply.source(work, ways[world.node])
+        life.source = source = supply.source(work, way)
         stats.ahead = source.ahead is not None
         taken, complete = partial(self._taken, work.schedule), self._complete
         seconds = context.options.alive_seconds
