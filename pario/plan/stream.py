@@ -62,14 +62,8 @@ class Stream:
     def order(self, epoch: int) -> Order:
         if self.mixture is not None:
             return MixedOrder(self.mixture, self.shuffle, self.seed, epoch)
-        return epoch_order(
-            self.shuffle,
-            self.n,
-            seed=self.seed,
-            epoch=epoch,
-            block_records=max(1, self.block_records),
-            mix_blocks=max(1, self.mix_blocks),
-        )
+        sizes = {"block_records": max(1, self.block_records), "mix_blocks": max(1, self.mix_blocks)}
+        return epoch_order(self.shuffle, self.n, seed=self.seed, epoch=epoch, **sizes)
 
     def steps(self, start: int, epoch: int) -> int:
         """Steps of an epoch from position `start` on."""

@@ -54,11 +54,10 @@ class Grid(NamedTuple):
         first, last = offsets.copy(), np.maximum(nbytes, 1)
         last += offsets - 1
         bits = self.chunk_bytes.bit_length() - 1
+        # Most sizes are powers of two, and a division takes several times as long.
+        divide, by = (np.right_shift, bits) if self.chunk_bytes == 1 << bits else (np.floor_divide, self.chunk_bytes)
         for ends in first, last:
-            if self.chunk_bytes == 1 << bits:  # as most; a division takes several times as long
-                ends >>= bits
-            else:
-                ends //= self.chunk_bytes
+            divide(ends, by, out=ends)
             np.minimum(ends, self.chunks - 1, out=ends)
         return first, last
 
