@@ -496,7 +496,7 @@ def test_nothing_is_prepared_for_one_more_epoch_like_the_last(tmp_path: Path, mo
         supply, ways = loader._supply, []
 
         def epoch() -> None:
-            ways.append((supply.propose(), supply.stays))
+            ways.append((supply.propose(), supply.is_prepared))
             assert sorted(np.concatenate([batch.ids for batch in loader]).tolist()) == list(range(400))
 
         assert not loader.index.is_complete  # the first epoch finds the records
@@ -539,6 +539,20 @@ def test_chunks_of_other_records_make_room(tmp_path: Path) -> None:
         assert not memory.has(last)
 
 
+def test_a_tier_without_room_is_not_filled(path: str) -> None:
+    """And nobody waits for what will not come."""
+    with seated("tier", path, 7) as loader:
+        list(loader)
+        filled(loader)
+        memory = loader._life.reader.stage.memory
+        memory.wanted = memory.held_bytes - memory.grid.chunk_bytes  # the pressure lasts
+        memory.shrink(memory.grid.chunk_bytes)
+        memory.states.expect(memory.grid.chunks)  # as a fill does that was told to stop
+        list(loader)
+        assert loader._life.source._fill is None
+        assert not memory.states.left()
+
+
 def test_an_error_of_the_fill_is_the_loops(path: str) -> None:
     with seated("tier", path, 7) as loader:
         loop = iter(loader)
@@ -547,6 +561,12 @@ def test_an_error_of_the_fill_is_the_loops(path: str) -> None:
         loader._life.source._fill.error = ReadError("the disk is gone", path=path)
         with pytest.raises(ReadError, match="the disk is gone"):
             next(loop)
+    with seated("tier", path, 7) as loader:  # or of the next loop, if it comes behind the last batch
+        list(loader)
+        filled(loader)
+        loader._life.source._fill.error = ReadError("the disk is gone", path=path)
+        with pytest.raises(ReadError, match="the disk is gone"):
+            iter(loader)
 
 
 def test_bytes_that_go_while_they_are_checked_are_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

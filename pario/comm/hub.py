@@ -17,7 +17,7 @@ from pario.wire.server import Guest, Server
 
 #: Of what the ranks of a meeting say, and hear, at most this much.
 MOST_BYTES = 1 << 20
-#: A frame also holds a head, and 8 bytes of every rank where each says a number.
+#: A frame also holds a head, and 128 bytes of every rank where each says a number.
 MOST_FRAME = MOST_BYTES + (1 << 20)
 
 #: communicator, number of the call on it; then the number of ranks, this one's, who hears what, and the root

@@ -42,7 +42,7 @@ class Automatic(Supply):
 
     def renew(self) -> None:
         renew_tiers(self.context.reader)
-        self.stays = False
+        self.is_prepared = False
         self._count_stage()
 
     def settle(self, work: Work | None = None, way: str = "") -> None:
@@ -58,18 +58,18 @@ class Automatic(Supply):
             stage.memory.announce(True)
 
     def needs_ring(self, way: str) -> bool:
-        return way == Way.RING
+        return way != Way.SEAT
 
     def source(self, work: Work, way: str) -> Source:
         """Not collective."""
         context = self.context
-        if way != Way.RING:
+        if way == Way.SEAT:
             from pario.feed.seat import Seat
 
             seat = Seat(context, work, self._preparer, own_kernels=context.decode.decoder.users.copies)
-            self.stays = seat.waits_for_none
+            self.is_prepared = seat.waits_for_none
             return seat
-        self.stays = False
+        self.is_prepared = False
         from pario.feed.next_epoch import ContinuingWriter
         from pario.feed.ring_reader import RingReader
 

@@ -30,7 +30,8 @@ def begin_fill(context: Context, work: Work, memory: MemoryTier) -> Fill | None:
     for chunk in np.flatnonzero(held & (np.bincount(used, minlength=len(held)) == 0)).tolist():
         memory.give_back(chunk)
     complete = held[used if stage.needed is None else stage.needed].all()
-    if complete or memory.is_full or (stage.local and context.options.once):
+    # (Not `is_full`: what the last fill had reserved may still count.)
+    if complete or np.count_nonzero(held) >= memory.room() or (stage.local and context.options.once):
         memory.announce(False)
         return None
 

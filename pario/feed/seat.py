@@ -150,11 +150,10 @@ class Seat(Source):
         # Batches prepared ahead do not count against the caller's limit: the same script must work when the file is
         # cold.
         self._held.held_bytes += most * (batch_bytes * 9 // 8 + 2 * PAGE)
-        # But reads out of the page cache do. (40,000 records of 3 KB in "global" order, one rank on two cores: 107 ms
-        # an epoch, so 71.)
-        stage, memory = context.reader.stage, self._memory
-        part = stage is None or memory is None or (memory.fills and not stage.fits_memory(self._index, self._checked))
-        return Ahead(preparer.call, knob, eager=least >= (2 if part else _MANY_AHEAD), least=least, most=most)
+        # Two threads that read out of the page cache repay their switches. (40,000 records of 3 KB in "global" order,
+        # one rank on two cores: 107 ms an epoch, so 71.)
+        many = 2 if self._memory is None else _MANY_AHEAD
+        return Ahead(preparer.call, knob, eager=least >= many, least=least, most=most)
 
     @property
     def _batch_bytes(self) -> int | None:

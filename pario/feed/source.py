@@ -248,8 +248,8 @@ class Supply(ABC):
     """Creates the sources of a loader's epochs, and owns what they share. The thread that takes the batches calls all
     methods except `close` and `stats`."""
 
-    #: an epoch without the ring needs nothing prepared that the node's ranks share, as the last one has left all of it
-    stays = False
+    #: what the node's ranks share is prepared already for an epoch without the ring: the last one was one, too
+    is_prepared = False
 
     def __init__(self, context: Context) -> None:
         self.context = context

@@ -93,7 +93,7 @@ class Meeting:
     def meet(self, doing: str, way: tuple[str, bool] = ("", False)) -> dict[int, tuple[str, bool]]:
         """All ranks do the same next, or all raise OptionError. Collective.
 
-        way : what `Supply.propose` and `stays` say, on the node's first rank
+        way : what `Supply.propose` and `is_prepared` say, on the node's first rank
         Returns that of each node's first rank.
         """
         ended, self._ended = self._ended, None

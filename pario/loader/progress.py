@@ -131,7 +131,7 @@ class Progress:
         doing = f"epoch {self.epoch} from record {self.position}"
 
         def meet() -> dict[int, tuple[str, bool]]:
-            return self._meeting.meet(doing, (supply.propose(), supply.stays) if world.is_leader else ("", False))
+            return self._meeting.meet(doing, (supply.propose(), supply.is_prepared) if world.is_leader else ("", False))
 
         ways = meet()
         if any(way == Way.RENEW for way, _ in ways.values()):
@@ -141,18 +141,22 @@ class Progress:
             ways = meet()
         if any(supply.needs_ring(way) for way, _ in ways.values()):
             context.slots.allocate()
-        way, stays = ways[world.node]
+        way, is_prepared = ways[world.node]
+        last = life.source
         self._meeting.loop_begins()
         tell(f"is in epoch {self.epoch}")
         work = Work(context.stream, self._shape, self.epoch, self.position)
         life.end_source(work, way)
         if world.is_leader:
             context.reader.warn_if_replaced()
-        if supply.needs_ring(way) or not stays:  # (Two meetings: 0.2 ms with two ranks, 0.9 with four on two cores.)
+        if supply.needs_ring(way) or not is_prepared:
+            # (Two meetings: 0.2 ms with two ranks, 0.9 with four on two cores.)
             world.node_barrier()
             if world.is_leader:
                 ring.reset()
             world.node_barrier()
+        elif last is not None:
+            last.check()  # its fill may have told the others of an error, which nobody clears
         life.source = source = supply.source(work, way)
         stats.ahead = source.ahead is not None
         taken, complete = partial(self._taken, work.schedule), self._complete

@@ -145,6 +145,8 @@ class ChunkStates:
     def announce(self, filling: bool) -> None:
         """Whether chunks are on their way, so that waiting for them has a point."""
         self._head[_FILLING] = filling
+        if not filling:
+            self._head[_USED] = 0
         self._tell()
 
     def expect(self, chunks: int) -> None:
