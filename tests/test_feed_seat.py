@@ -545,8 +545,9 @@ def test_a_tier_without_room_is_not_filled(path: str) -> None:
         list(loader)
         filled(loader)
         memory = loader._life.reader.stage.memory
-        memory.wanted = memory.held_bytes - memory.grid.chunk_bytes  # the pressure lasts
+        memory.wanted = 0  # the pressure lasts
         memory.shrink(memory.grid.chunk_bytes)
+        memory.budget = int(memory.held().sum()) * memory.grid.chunk_bytes
         memory.states.expect(memory.grid.chunks)  # as a fill does that was told to stop
         list(loader)
         assert loader._life.source._fill is None
