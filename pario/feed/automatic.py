@@ -66,9 +66,10 @@ class Automatic(Supply):
         if way == Way.SEAT:
             from pario.feed.seat import Seat
 
-            seat = Seat(context, work, self._preparer, own_kernels=context.decode.decoder.users.copies)
-            self.is_prepared = seat.waits_for_none
-            return seat
+            stage = context.reader.stage
+            # On a shared file ranks wait for chunks that the node's first rank has to announce before.
+            self.is_prepared = stage is None or stage.local
+            return Seat(context, work, self._preparer, own_kernels=context.decode.decoder.users.copies)
         self.is_prepared = False
         from pario.feed.next_epoch import ContinuingWriter
         from pario.feed.ring_reader import RingReader

@@ -118,8 +118,6 @@ class Seat(Source):
         self._own_kernels = own_kernels
         if memory is not None and context.world.is_leader:
             self._fill = begin_fill(context, work, memory)
-        #: no rank waits for chunks that the node's first rank has to announce
-        self.waits_for_none = self._local or self._fill is None
         self._shares: dict[int, _Share] = {}
         self._planning = threading.RLock()  # guards the shares
         self._scratch = threading.local()
