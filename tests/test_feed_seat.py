@@ -511,7 +511,7 @@ def test_nothing_is_prepared_for_one_more_epoch_like_the_last(tmp_path: Path, mo
 
 
 def test_a_group_is_planned_once(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where steps take records of two groups."""
+    """Also where steps take records of two groups, and several threads are at neighbouring steps."""
     own_records, planned = Context.own_records, []
 
     def counted(context: Context, schedule: Any, order: Any, group: int) -> Any:
@@ -519,8 +519,12 @@ def test_a_group_is_planned_once(path: str, monkeypatch: pytest.MonkeyPatch) -> 
         return own_records(context, schedule, order, group)
 
     with seated("tier", path, 7, shuffle="block") as loader:
+        iter(loader)
+        seat: Any = loader._life.source
         monkeypatch.setattr(Context, "own_records", counted)
-        list(loader)
+        for step in range(1, len(loader)):
+            seat._places(step)
+            seat._places(step - 1)
     assert planned
     assert len(planned) == len(set(planned))
 

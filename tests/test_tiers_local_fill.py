@@ -118,6 +118,26 @@ def test_every_byte_of_every_chunk(
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+@pytest.mark.parametrize("direct", [True, False])
+def test_small_chunks_in_any_order(filling: Any, paths: list[str], direct: bool, monkeypatch: Any) -> None:
+    """Neighbours are one read, as far as they are neighbours; also where no read passes the page cache."""
+    if not direct:
+        monkeypatch.setattr("pario.tiers.local_fill.open_files", lambda: 0)
+    made = filling(paths, 1 << 30, 64 << 10)
+    for path in paths:
+        drop_file(path)
+    firsts = np.arange(made.tier.grid.chunks) * (64 << 10)
+    file = np.searchsorted(made.bases, firsts, side="right") - 1
+    ends = made.bases + [snapshot.file_bytes for snapshot in made.snapshots]
+    groups = np.array_split(np.flatnonzero(firsts < ends[file]), 20)  # there are none between the files
+    order = np.concatenate([groups[k] for k in np.random.default_rng(5).permutation(20)]).tolist()
+    made.filled(order)
+    assert not made.errors
+    assert np.flatnonzero(made.tier.held()).tolist() == sorted(order)
+    assert all(made.right(chunk) for chunk in order)
+    assert not made.tier.states.words[1].any(), "none is under way"
+
+
 def test_no_more_than_there_is_room_for(filling: Any, paths: list[str]) -> None:
     """In the order that is given."""
     made = filling(paths, 3 * MiB)
