@@ -8,9 +8,9 @@ memory for a part of the file.
 Each run is a process that makes a Loader and reads four epochs: "first" is the first one, with the Loader's making, and
 "later" the faster of the last two. The first side changes from round to round. Before a cold run the file's pages are
 dropped; in "part" both are told of a memory tier for a third of the file, so that the rest comes through the ring. A
-ratio above 1 means that this state is faster; the interval is a bootstrap of the mean log ratio,
-95 %. Exit status 1 if the geometric mean over the cells is below 1, or the whole interval of one, where no exception is
-stated: a warm first epoch may have 0.9, since the memory is filled meanwhile.
+ratio above 1 means that this state is faster; the interval is a bootstrap of the mean log ratio, 95 %. Exit status 1 if
+the geometric mean over the cells is below 1, or the whole interval of one; of a warm first epoch, while the memory is
+filled, below 0.9.
 """
 
 from __future__ import annotations

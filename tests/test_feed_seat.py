@@ -574,10 +574,15 @@ def test_an_error_of_the_fill_is_the_loops(path: str) -> None:
             iter(loader)
 
 
-def test_bytes_that_go_while_they_are_checked_are_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def thousands(tmp_path: Path) -> str:
+    """600 records of 1,000 equal bytes, with an index."""
     place = in_order(tmp_path / "x.lmdb", lambda i: bytes([i % 251]) * 1000, 600)
     with pario.Reader(place):
-        pass  # saves the index
+        return place
+
+
+def test_bytes_that_go_while_they_are_checked_are_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = thousands(tmp_path)
     with seated("tier", place, 8, Raw(np.uint8, (1000,))) as loader:
         list(loader)
         filled(loader)
@@ -598,9 +603,7 @@ def test_bytes_that_go_while_they_are_checked_are_no_damage(tmp_path: Path, monk
 
 def test_what_was_checked_while_a_chunk_went_is_checked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The chunk goes between the two looks of a rank, and comes back with other bytes than those that it checked."""
-    place = in_order(tmp_path / "x.lmdb", lambda i: bytes([i % 251]) * 1000, 600)
-    with pario.Reader(place):
-        pass  # saves the index
+    place = thousands(tmp_path)
     with seated("tier", place, 8, Raw(np.uint8, (1000,))) as loader:
         list(loader)
         filled(loader)

@@ -30,6 +30,7 @@ HEAD = 1024
 
 #: i64 words of what each rank says at once in `allgather` and `allgather_int`: a number, and an object that is small.
 WORDS = 16
+SMALL = 8 * (WORDS - 1)  # bytes of that object
 
 #: Waiting: the first pauses only yield; later ones are this fraction of the time waited so far, up to this many
 #: seconds. So a wait lasts only slightly too long, and a long one takes almost no processor time, even if many ranks
@@ -121,7 +122,7 @@ class Messages:
             self.wait(self.comm.Ibcast([data[start : start + most], self.mpi.BYTE], root=root))
 
     def say(self, value: int, small: np.ndarray | None = None) -> np.ndarray:
-        """i64[size, WORDS]: of each rank its `value`, and the bytes of its `small`, u8[n] with n <= 8 * (WORDS - 1).
+        """i64[size, WORDS]: of each rank its `value`, and the bytes of its `small`, u8[n] with n <= SMALL.
         Collective."""
         mine, everyones = np.zeros(WORDS, np.int64), np.empty((self.size, WORDS), np.int64)
         mine[0] = value
@@ -133,9 +134,9 @@ class Messages:
     def allgather(self, obj: Any) -> list[Any]:
         """One picklable object per rank, in rank order. Collective."""
         mine = _pickled(obj)
-        everyones = self.say(mine.size, mine[: 8 * (WORDS - 1)])
+        everyones = self.say(mine.size, mine[:SMALL])
         lengths = everyones[:, 0]
-        if lengths.max() <= 8 * (WORDS - 1):  # one wait instead of two
+        if lengths.max() <= SMALL:  # one wait instead of two
             rows = everyones[:, 1:].view(np.uint8)
             return [pickle.loads(row[:n]) for row, n in zip(rows, lengths.tolist(), strict=True)]
         ends = np.cumsum(lengths)

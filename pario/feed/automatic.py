@@ -42,7 +42,6 @@ class Automatic(Supply):
 
     def renew(self) -> None:
         renew_tiers(self.context.reader)
-        self.is_prepared = False
         self._count_stage()
 
     def settle(self, work: Work | None = None, way: str = "") -> None:
@@ -62,15 +61,13 @@ class Automatic(Supply):
 
     def source(self, work: Work, way: str) -> Source:
         """Not collective."""
-        context = self.context
+        context, stage = self.context, self.context.reader.stage
+        # On a shared file ranks wait for chunks that the node's first rank has to announce before.
+        self.is_prepared = way == Way.SEAT and (stage is None or stage.local)
         if way == Way.SEAT:
             from pario.feed.seat import Seat
 
-            stage = context.reader.stage
-            # On a shared file ranks wait for chunks that the node's first rank has to announce before.
-            self.is_prepared = stage is None or stage.local
             return Seat(context, work, self._preparer, own_kernels=context.decode.decoder.users.copies)
-        self.is_prepared = False
         from pario.feed.next_epoch import ContinuingWriter
         from pario.feed.ring_reader import RingReader
 

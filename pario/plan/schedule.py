@@ -138,7 +138,7 @@ class Schedule:
 
     @cached_property
     def _first_pool(self) -> int:
-        """Of the first group, if those that count as one were one."""
+        """The pool with which the first group begins, where the leading ones count as one."""
         assert self.pools is not None
         return max(0, self.pools.pool_of(self.start) - self._leading + 1)
 
