@@ -66,6 +66,12 @@ def grown_set(grown_set_folder: Path) -> Callable[[str], str]:
     return get
 
 
+@pytest.fixture
+def grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a saved index one grows in key order, however soon all of it could be read."""
+    monkeypatch.setattr("pario.dataset.reader.SOON_S", 0.0)
+
+
 @pytest.fixture(scope="session")
 def caffe_datum(dataset: Callable[[str], Made]) -> Made:
     return dataset("caffe_datum")
@@ -78,9 +84,9 @@ def any_dataset(request: pytest.FixtureRequest, dataset: Callable[[str], Made]) 
 
 
 @pytest.fixture
-def through_the_ring(monkeypatch: pytest.MonkeyPatch) -> None:
+def through_the_ring(monkeypatch: pytest.MonkeyPatch, grows: None) -> None:
     """Loaders of this process take a file of this node for one of a parallel file system, whose records come through
-    the node's ring unless tiers are named."""
+    the node's ring unless tiers are named, and whose index is not soon read."""
     monkeypatch.setattr("pario.dataset.file.DataFile.is_local", False)
     monkeypatch.setattr("pario.dataset.staging.tiers_by_default", lambda *_: ((), False))
 

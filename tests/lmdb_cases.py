@@ -181,9 +181,32 @@ def oracle(path: str, db: bytes | None = None) -> Pairs:
             return [(bytes(k), bytes(v)) for k, v in txn.cursor()]
 
 
-def located(path: str, db: bytes | None = None, native: bool | None = None) -> Located:
+class NotingFetcher(PosixFetcher):
+    """Notes the pages of 4,096 bytes that are read, but for the meta pages."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.pages: list[int] = []
+
+    def _note(self, offset: int, nbytes: int) -> None:
+        assert offset % 4096 == nbytes % 4096 == 0 or offset < 2 * 4096
+        self.pages += [page for page in range(offset // 4096, -(-(offset + nbytes) // 4096)) if page > 1]
+
+    def read(self, reads: np.ndarray, out: np.ndarray, starts: np.ndarray) -> None:
+        for one in reads:
+            self._note(int(one["offset"]), int(one["nbytes"]))
+        super().read(reads, out, starts)
+
+    def pread(self, offset: int, nbytes: int) -> bytes:
+        self._note(offset, nbytes)
+        return super().pread(offset, nbytes)
+
+
+def located(
+    path: str, db: bytes | None = None, native: bool | None = None, fetcher: PosixFetcher | None = None
+) -> Located:
     """The walk's result on this process alone."""
-    fetcher = PosixFetcher(path)
+    fetcher = fetcher or PosixFetcher(path)
     pool = ReadPool(fetcher, 2)
     try:
         return build(pool, Database(path, read_snapshot(fetcher), db), Solo(), native=native)

@@ -214,6 +214,7 @@ def with_meta(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write(folder, [*samples, (b"__keys__", bytes(50_000)), (b"__len__", b"100")], commit_every=200)
 
 
+@pytest.mark.usefixtures("grows")
 @pytest.mark.parametrize("save_index", [False, True])
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 def test_meta_records_are_left_out_with_a_line_that_says_so(
@@ -233,6 +234,7 @@ def test_meta_records_are_left_out_with_a_line_that_says_so(
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
+@pytest.mark.usefixtures("grows")
 def test_while_the_index_grows(with_meta: str) -> None:
     Path(f"{with_meta}/data.mdb.pario.index").unlink(missing_ok=True)
     options = pario.Options(slot_bytes=64 << 10, slots=3, tiers=())

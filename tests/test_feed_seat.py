@@ -448,6 +448,7 @@ def test_what_cannot_be_decoded_is_left_out_and_nothing_else(form, tmp_path, dec
     assert seen == sorted(set(range(N)) - odd)
 
 
+@pytest.mark.usefixtures("grows")
 def test_a_first_epoch_from_a_local_disk_leaves_the_index_behind(form, ascending, tmp_path) -> None:
     folder = tmp_path / "x.lmdb"
     shutil.copytree(ascending, folder, ignore=shutil.ignore_patterns("*.index"))
@@ -490,6 +491,7 @@ def test_the_ring_takes_no_memory_before_it_is_wanted(form, path, monkeypatch) -
         assert not loader.stats()["own"]
 
 
+@pytest.mark.usefixtures("grows")
 def test_nothing_is_prepared_for_one_more_epoch_like_the_last(tmp_path: Path, monkeypatch: Any) -> None:
     place = in_order(tmp_path / "x.lmdb", sized, 400)
     with seated("tier", place, 8, Raw()) as loader:

@@ -54,6 +54,7 @@ def test_a_reader_gives_values_and_hides_the_entry(pair: tuple[str, str]) -> Non
         assert reader.keys(range(N)) == [key for key, _ in ITEMS]
 
 
+@pytest.mark.usefixtures("grows")
 @pytest.mark.parametrize("more", [{}, {"shuffle": "global", "seed": 7}, {"select": b"key-0001"}])
 def test_batches_are_those_of_the_unpacked_file(pair: tuple[str, str], more: dict[str, Any]) -> None:
     plain, packed = (list(epoch(path, 32, save_index=False, **more)) for path in pair)

@@ -290,6 +290,7 @@ def test_a_changed_file_is_another_dataset(tmp_path: Path) -> None:
                     assert batch["data"].tobytes() == state * 100 * 10
 
 
+@pytest.mark.usefixtures("grows")
 def test_without_a_saved_index(path: str, tmp_path: Path, store_bytes: list[int]) -> None:
     copy = tmp_path / "x.lmdb"
     copy.mkdir()

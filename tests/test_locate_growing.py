@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import struct
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import lmdb
 import numpy as np
@@ -18,6 +20,7 @@ from pario.comm.solo import Solo
 from pario.errors import CorruptedError, DatabaseError, SnapshotError, StateError
 from pario.fetch.pool import ReadPool
 from pario.fetch.posix import PosixFetcher
+from pario.fetch.resolve import FETCHERS
 from pario.fetch.snapshot import read_snapshot
 from pario.format.layout import MDB_DUPSORT
 from pario.loader.state import VERSION
@@ -182,6 +185,32 @@ def test_what_is_walked_first(grown_set: Callable[[str], str], dataset: Callable
     assert may_grow(snapshot, record, readers=most)
     assert not may_grow(snapshot, record, readers=most + 1)
     assert not may_grow(snapshot, record._replace(md_flags=MDB_DUPSORT), readers=1)
+
+
+class SlowFetcher(PosixFetcher):
+    """Of a store that answers after 10 ms."""
+
+    def read(self, *arguments: Any) -> None:
+        time.sleep(0.01)
+        super().read(*arguments)
+
+    def pread(self, *arguments: Any) -> bytes:
+        time.sleep(0.01)
+        return super().pread(*arguments)
+
+
+def test_what_is_soon_read_does_not_grow(grown_set: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pario.dataset.reader.SOON_S", 0.25)
+    path = grown_set("commits")  # 60 leaf pages
+    for kind, recipe, grows in (
+        (PosixFetcher, "auto", False),
+        (SlowFetcher, "auto", True),
+        (PosixFetcher, "dm", True),  # is studied as it is
+    ):
+        monkeypatch.setitem(FETCHERS, "posix", kind)
+        with pario.Loader(path, 100, recipe=recipe, save_index=False) as loader:
+            assert loader.index.is_complete != grows, (kind, recipe)
+            assert [i for batch in loader for i in batch.ids.tolist()] == list(range(N))
 
 
 def test_any_record_at_any_time(grown_set: Callable[[str], str]) -> None:

@@ -18,6 +18,8 @@ import pario
 from pario.locate.growing import GrowingIndex
 from pario.locate.meta import NAMES
 
+pytestmark = pytest.mark.usefixtures("grows")
+
 N = 120
 DIGITS = [b"%08d" % i for i in range(N)]
 #: as LSUN's: names on both sides of "_" and of all words

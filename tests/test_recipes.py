@@ -22,6 +22,8 @@ from pario.options import RECIPES
 from pario.recipes.lmdbio import AskingReader
 from pario.records import EXTENT
 
+pytestmark = pytest.mark.usefixtures("grows")
+
 SMALL = pario.Options(slot_bytes=256 << 10, slots=3, block_bytes=64 << 10, mix_blocks=4)
 SIDECAR = [name for name, recipe in RECIPES.items() if recipe.locate == "sidecar" and recipe.source != "per_rank"]
 

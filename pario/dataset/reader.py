@@ -28,7 +28,7 @@ from pario.format.meta import Snapshot
 from pario.kernels.jit import tell_cache_problem, warm_up
 from pario.locate.base import Index, key_of
 from pario.locate.database import Database
-from pario.locate.open import open_index
+from pario.locate.open import SOON_S, open_index
 from pario.locate.sidecar import Saved, find_saved
 from pario.locate.sums import Sums, open_sums
 from pario.options import READ_BYTES, Options, Recipe, find_recipe
@@ -177,7 +177,10 @@ class Reader:
         if one:
             grow = (lambda: file.pool) if self._grow else None
             database = Database(self.path, snapshot, name)
-            self.index = open_index(database, pool, world, save=save, progress=progress, saved=saved, grow=grow)
+            soon_s = SOON_S if self.recipe.locate == "auto" else 0.0  # the others are studied as they are
+            self.index = open_index(
+                database, pool, world, save=save, progress=progress, saved=saved, grow=grow, soon_s=soon_s
+            )
         else:
             if self.recipe.source == "per_rank":
                 what = "this recipe reads one LMDB with py-lmdb"

@@ -39,7 +39,7 @@ def build_tar(pool: ReadPool | None, database: Database, world: AnyWorld) -> tup
             assert pool is not None  # rank 0 has one
             located = walk_tar(pool, database)
     n, bytes_read = world.bcast(located and (located.n, located.bytes_read))
-    found = located or Located(n, None, None, None, None, 0, 0, bytes_read)
+    found = located or Located(n, None, None, None, None, bytes_read)
     return replace(database, record=record_of(n)), found
 
 
@@ -80,8 +80,6 @@ def walk_tar(pool: ReadPool, database: Database) -> Located:
         key_data=np.frombuffer(b"".join(keys), np.uint8),
         key_nbytes=np.fromiter(map(len, keys), np.int64, len(keys)),
         key_counts=None,
-        branch_pages=0,
-        leaf_pages=0,
         bytes_read=members.bytes_read,
     )
 

@@ -7,6 +7,7 @@ values lie, are never touched: for records of 3 KB that is about 1 % of the file
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -43,7 +44,7 @@ class Located:
     extents : EXTENT[n], in key order
     key_data : u8[...], all keys one after the other; key_nbytes : u16[k], their lengths
     key_counts : i64[k], records of each key; None where every key has one (no MDB_DUPSORT)
-    branch_pages, leaf_pages : read by all ranks together; bytes_read : of the data file, meta pages left out
+    bytes_read : of the data file by all ranks together, meta pages left out
     """
 
     n: int
@@ -51,8 +52,6 @@ class Located:
     key_data: np.ndarray | None
     key_nbytes: np.ndarray | None
     key_counts: np.ndarray | None
-    branch_pages: int
-    leaf_pages: int
     bytes_read: int
 
 
@@ -100,7 +99,8 @@ class Walk:
         #: of its own: the leaf pages around a tree of duplicates stay in the other's buffer
         self.dup_pages = PageReader(self.opened, self.snapshot)
         self.branch_pages = 0
-        self.leaf_pages = 0
+        #: seconds that reading the branch pages took, on rank 0
+        self.branch_s = 0.0
         self.route: Route | None = None
 
     def opened(self) -> ReadPool:
@@ -115,11 +115,13 @@ class Walk:
         leaves: np.ndarray | None = None
         with self.together("reading the branch pages"):
             if world.rank == 0:
+                begin = time.perf_counter()
                 if self.db is not None:
                     record = named_database(Tree(self.pages.one, snapshot, snapshot.main), self.db)
                 if record.md_root >= 0:
                     self.route = Route(record.md_root, record.md_flags, snapshot.layout)
                     leaves = self.descend([Tree(self.pages.one, snapshot, record)], self.pages, self.route)[0]
+                self.branch_s = time.perf_counter() - begin
         record = world.bcast(record)
         if record.md_root < 0:
             what = "the database holds no record" if self.db is None else f"the database {self.db!r} holds no record"
@@ -162,7 +164,6 @@ class Walk:
                 done += len(pgnos)
                 if progress is not None and world.rank == 0:
                     progress(done, len(mine))
-            self.leaf_pages += len(mine)
             if self.pool is not None:
                 check_snapshot(self.pool.fetcher, self.snapshot)
         return scan
@@ -199,8 +200,6 @@ class Walk:
             key_data=world.gather_array(scan.key_data),
             key_nbytes=world.gather_array(scan.key_nbytes),
             key_counts=world.gather_array(key_counts) if key_counts is not None else None,
-            branch_pages=world.allreduce_sum(self.branch_pages),
-            leaf_pages=world.allreduce_sum(self.leaf_pages),
             bytes_read=world.allreduce_sum(self.pages.bytes_read + self.dup_pages.bytes_read),
         )
 
@@ -246,7 +245,6 @@ class Walk:
             scan.add(buf, at, pgnos, pads[done : done + len(pgnos)])
             counts[done : done + len(pgnos)] = scan.page_records
             done += len(pgnos)
-        self.leaf_pages += done
         per_tree = np.add.reduceat(counts, np.cumsum([0, *lengths[:-1]]))
         for node, expected, found in zip(nodes, entries, per_tree.tolist(), strict=True):
             if expected != found:
