@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ import pytest
 
 import pario
 from pario.decode import Raw
+from pario.loader.epoch import FIRST
 from pario.options import KNOBS, Turns
 from pario.tune.knobs import Knob
 
@@ -83,6 +85,30 @@ def test_no_more_are_ahead_than_the_ring_would_hold(path: str) -> None:
         assert epoch._ahead.steps == min(16, most)
     with own(path, N, ahead=16, slots=2, slot_bytes=64 << 10) as loader:
         assert iter(loader)._epoch._ahead.steps == 1
+
+
+@pytest.mark.parametrize(("long_s", "least", "others"), [(0.0, 2, True), (60.0, 2, False), (0.0, 1, False)])
+def test_other_threads_prepare_steps_that_take_long(
+    path: str, long_s: float, least: int, others: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also for a caller that asks at once; but not the first ones, which show how long they take."""
+    monkeypatch.setattr("pario.loader.epoch.LONG_S", long_s)
+    with own(path) as loader:
+        epoch = iter(loader)._epoch
+        here: list[bool] = []
+        prepare = epoch._prepare
+
+        def noting(*arguments):
+            here.append(threading.current_thread() is threading.main_thread())
+            return prepare(*arguments)
+
+        epoch._prepare = noting
+        epoch._ahead = replace(epoch._ahead, eager=False, least=least)
+        for batch in epoch:
+            right(batch)
+            epoch._handed_out = time.perf_counter() + 1  # the caller asks at once
+    assert here[:FIRST] == [True] * FIRST
+    assert all(here) != others
 
 
 def test_at_most_a_thread_per_core_prepares(path: str) -> None:

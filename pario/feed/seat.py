@@ -41,9 +41,6 @@ from pario.threads import Workers
 
 _log = logging.getLogger("pario")
 
-#: Fewer threads than this do not repay their context switches when the caller is idle. (Two on two cores: 1.04 of
-#: py-lmdb's rate against 1.00 with 197 KB rows in memory.)
-_MANY_AHEAD = 4
 #: Records to look up at once: the calls then cost almost nothing. (3 KB, batches of 256: 25 us a batch with 2,048.)
 _PLANNED = 16_384
 #: Bytes that are read into scratch memory and decoded at once, so that they stay in a core's cache meanwhile; and
@@ -150,8 +147,8 @@ class Seat(Source):
         self._held.held_bytes += most * (batch_bytes * 9 // 8 + 2 * PAGE)
         # Two threads that read out of the page cache repay their switches. (40,000 records of 3 KB in "global" order,
         # one rank on two cores: 107 ms an epoch, so 71.)
-        many = 2 if self._memory is None else _MANY_AHEAD
-        return Ahead(preparer.call, knob, eager=least >= many, least=least, most=most)
+        eager = self._memory is None and least > 1
+        return Ahead(preparer.call, knob, eager=eager, least=least, most=most)
 
     @property
     def _batch_bytes(self) -> int | None:
