@@ -20,7 +20,7 @@ from pario.stats.rank import RankStats
 #: Another thread repays its context switches if the caller's time between two batches is this fraction of a step's.
 _OVERLAP = 0.25
 #: Several repay them without that if each of the FIRST steps takes a thread longer than LONG_S seconds of its core.
-#: (One rank on two cores, everything in memory, two threads ÷ the caller alone, by the milliseconds of the caller's step:
+#: (One rank on two cores, everything in memory, two threads ÷ the caller alone, by the caller's milliseconds a step:
 #: 3 KB records 0.07: 0.39, 0.15: 0.80, 0.58: 1.18, 2.0: 1.54; 197 KB 0.24: 0.87, 0.40: 1.10, 0.81: 1.13, 1.6: 1.01,
 #: 3.0: 0.97, where the memory is what limits; 100 bytes 0.14: 0.55, 1.2: 1.41.)
 LONG_S, FIRST = 5e-4, 4
