@@ -3,14 +3,16 @@ memory for a part of the file.
 
     git worktree add ../before REVISION
     python -m benchmarks.compare ../before --data DIR [--rounds 5] [--sets 100b,3k,197k] [--ranks 1,2]
-                                           [--states warm,cold,part] [--out results.json]
+                                           [--states warm,cold,part,none] [--out results.json]
 
 Each run is a process that makes a Loader and reads four epochs: "first" is the first one, with the Loader's making, and
 "later" the faster of the last two. The first side changes from round to round. Before a cold run the file's pages are
-dropped; in "part" both are told of a memory tier for a third of the file, so that the rest comes through the ring. A
-ratio above 1 means that this state is faster; the interval is a bootstrap of the mean log ratio, 95 %. Exit status 1 if
-the geometric mean over the cells is below 1, or the whole interval of one; of a warm first epoch, while the memory is
-filled, below 0.9.
+dropped; in "part" both are told of a memory tier for a third of the file, so that the rest comes through the ring; in
+"none" of no tier, as if memory had no room, with the pages dropped: the first epoch brings them into the page cache.
+
+A ratio above 1 means that this state is faster; the interval is a bootstrap of the mean log ratio, 95 %. Exit status 1
+if the geometric mean over the cells is below 1, or the whole interval of one; of a warm first epoch, while the memory
+is filled, below 0.9.
 """
 
 from __future__ import annotations
@@ -59,10 +61,10 @@ def run(path: str, batch: int, ranks: str, order: str, state: str, tree: Path) -
     from benchmarks.measure import Standing
 
     file = Path(path, "data.mdb")
-    (cache.drop_file if state == "cold" else cache.warm_file)(str(file))
-    part = {"PARIO_TIERS": f"memory:{file.stat().st_size // 3}"} if state == "part" else {}
+    (cache.drop_file if state in ("cold", "none") else cache.warm_file)(str(file))
+    tiers = {"part": {"PARIO_TIERS": f"memory:{file.stat().st_size // 3}"}, "none": {"PARIO_TIERS": ""}}.get(state, {})
     words = "--work", path, order, str(batch)
-    with Standing(str(HERE), *words, ranks=int(ranks), more={"PYTHONPATH": str(tree), **part}) as side:
+    with Standing(str(HERE), *words, ranks=int(ranks), more={"PYTHONPATH": str(tree), **tiers}) as side:
         return list(side.ask())
 
 
@@ -74,7 +76,7 @@ def main() -> int:
 
     parser = parser_of("compare", __doc__, 5)
     parser.add_argument("before", type=Path, help="a checkout of the other state")
-    for name, known in (("sets", "100b,3k,197k"), ("ranks", "1,2"), ("states", "warm,cold,part")):
+    for name, known in (("sets", "100b,3k,197k"), ("ranks", "1,2"), ("states", "warm,cold,part,none")):
         parser.add_argument(f"--{name}", default=known, type=lambda text: text.split(","))
     options = parser.parse_args()
     trees = {"before": options.before.resolve(), "after": HERE.parent.parent}

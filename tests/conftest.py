@@ -84,6 +84,12 @@ def any_dataset(request: pytest.FixtureRequest, dataset: Callable[[str], Made]) 
 
 
 @pytest.fixture
+def nothing_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No chunk comes into memory tiers of files on this node: ranks read everything by themselves."""
+    monkeypatch.setattr("pario.feed.seat.begin_fill", lambda *_: None)
+
+
+@pytest.fixture
 def through_the_ring(monkeypatch: pytest.MonkeyPatch, grows: None) -> None:
     """Loaders of this process take a file of this node for one of a parallel file system, whose records come through
     the node's ring unless tiers are named, and whose index is not soon read."""

@@ -32,7 +32,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def own(path: str, batch_size: int = 8, ahead: int | None = None, **options) -> pario.Loader:
     """Without the ring, 12 steps. ahead : batches prepared ahead; None: as measured"""
-    chosen = pario.Options(tiers=(), **options)
+    chosen = pario.Options(**options)
     with pytest.MonkeyPatch.context() as patch:
         if ahead is not None:
             patch.setitem(KNOBS, "decode_ahead", Turns("batches prepared ahead", 1, ahead, ahead, ahead))

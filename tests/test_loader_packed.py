@@ -63,11 +63,18 @@ def test_batches_are_those_of_the_unpacked_file(pair: tuple[str, str], more: dic
 
 
 #: Without a tier; with the one by default, in the second epoch out of it.
-SEATS: dict[str, dict[str, Any]] = {"scratch": {"tiers": ()}, "tier": {}}
+SEATS = ["scratch", "tier"]
+
+
+@pytest.fixture(params=SEATS)
+def form(request: pytest.FixtureRequest) -> str:
+    """Who reads: each rank by itself, or the fill of the tier."""
+    if request.param == "scratch":
+        request.getfixturevalue("nothing_copied")
+    return str(request.param)
 
 
 @pytest.mark.parametrize("shuffle", [False, "global", "block"])
-@pytest.mark.parametrize("form", SEATS)
 @pytest.mark.parametrize("decoder", [Datum(), Datum(crop=3, crop_mode="random"), Raw()])
 def test_batches_without_the_ring(tmp_path: Path, decoder: Any, form: str, shuffle: Any) -> None:
     """Threads that read, unpack and decode, several at one batch: the batches are those of the unpacked file."""
@@ -79,13 +86,15 @@ def test_batches_without_the_ring(tmp_path: Path, decoder: Any, form: str, shuff
         Reader(path, comm="self").close()  # saves the index
 
     def batches(path: str, recipe: str) -> list[Any]:
-        options = Options(decode_threads=3, **SEATS[form])
+        options = Options(decode_threads=3)
         given: dict[str, Any] = {"shuffle": shuffle, "seed": 3, "recipe": recipe, "options": options}
         with Loader(path, 50, decoder, comm="self", **given) as loader:
             found = [
                 (b.ids.tolist(), *(b[name].tobytes() for name in sorted(b.keys()))) for _ in range(2) for b in loader
             ]
-            assert loader.stats()["own"] == (recipe == "auto" and form == "scratch")
+            stage = loader._life.reader.stage
+            assert (stage is None) == (recipe == "ring")
+            assert stage is None or (stage.memory.held().sum() == 0) == (form == "scratch")
         return found
 
     wanted, found = batches(plain, "ring"), batches(packed, "auto")
@@ -95,7 +104,6 @@ def test_batches_without_the_ring(tmp_path: Path, decoder: Any, form: str, shuff
         assert found == wanted
 
 
-@pytest.mark.parametrize("form", SEATS)
 def test_a_damaged_value_without_the_ring(tmp_path: Path, form: str) -> None:
     rng = np.random.default_rng(2)
     items = [(b"%05d" % i, datum(rng.integers(0, 30, (3, 20, 20), np.uint8), i)) for i in range(200)]
@@ -107,7 +115,7 @@ def test_a_damaged_value_without_the_ring(tmp_path: Path, form: str) -> None:
         byte = file.read(1)
         file.seek(offset + 40)
         file.write(bytes([byte[0] ^ 255]))
-    options = Options(decode_threads=2, **SEATS[form])
+    options = Options(decode_threads=2)
     with Loader(os.fspath(packed), 50, Datum(), comm="self", options=options, on_error="skip") as loader:
         found = {int(i): row.copy() for b in loader for i, row in zip(b.ids, b["data"], strict=True)}
         assert loader.stats()["skipped"] == 1

@@ -15,25 +15,24 @@ import pytest
 import pario
 from pario.decode import Raw
 from pario.errors import CorruptedError, DecodeError, PeerError
+from pario.feed.choose import Way
+from pario.feed.seat import Seat
 
 pytestmark = pytest.mark.mpi
 
 N = 211
 ROW = 20_000
 SIZES = {"slot_bytes": 256 << 10, "block_bytes": 128 << 10, "mix_blocks": 4}
-#: without a tier; with the one by default
-FORMS = {"scratch": pario.Options(tiers=(), **SIZES), "tier": pario.Options(**SIZES)}
+#: out of the tier by default, which gets nothing, or everything
+FORMS = ["scratch", "tier"]
 
 
 @pytest.fixture(params=FORMS)
-def form(request):
-    return request.param
-
-
-@pytest.fixture
-def seated(form):
+def seated(request):
     """Options."""
-    return FORMS[form]
+    if request.param == "scratch":
+        request.getfixturevalue("nothing_copied")
+    return pario.Options(**SIZES)
 
 
 @pytest.fixture(scope="module")
@@ -98,26 +97,27 @@ def two_epochs(loader):
 @pytest.mark.parametrize(
     ("alone", "batch_size"), [(False, 3), (False, 100), pytest.param(True, 7, marks=pytest.mark.full)]
 )
-def test_the_same_steps_as_through_the_ring(world, path, expected, shuffle, alone, batch_size):
+def test_the_same_steps_as_through_the_ring(world, path, expected, shuffle, alone, batch_size, monkeypatch):
     from mpi4py import MPI
 
     comm = MPI.COMM_SELF if alone else world
     steps = {}
-    for way in ("ring", *FORMS):
-        options = FORMS.get(way, FORMS["scratch"])
+    for way in ("ring", "tier", "scratch"):
+        if way == "scratch":
+            monkeypatch.setattr("pario.feed.seat.begin_fill", lambda *_: None)
+        options = pario.Options(**SIZES)
         given = {"shuffle": shuffle, "comm": comm, "recipe": "ring" if way == "ring" else "auto", "options": options}
         with pario.Loader(path, batch_size, Raw("u1", ROW), **given) as loader:
             mine = [take(loader, expected) for _ in range(2)]
             steps[way] = [steps_of_all(comm, seen) for seen in mine]
-            assert loader.stats()["own"] == (way == "scratch")
-            assert loader.stats()["staged"] == (way == "tier")
+            assert loader.stats()["staged"] == (way != "ring")
             report = loader.report(all_ranks=True)
         for epoch in steps[way]:
             assert sorted(chain.from_iterable(epoch)) == list(range(N))
         if way == "scratch":
-            assert all(rank.own and rank.reader for rank in report.ranks)
             assert sum(rank.records for rank in report.ranks) == 2 * N
-            assert 0 < sum(rank.reads for rank in report.ranks) <= 2 * N  # neighbours are one read
+            looks = sum(rank.batches for rank in report.ranks)  # whether the snapshot is still there
+            assert 0 < sum(rank.reads for rank in report.ranks) <= 2 * N + looks  # neighbours are one read
     assert steps["scratch"] == steps["tier"] == steps["ring"]
 
 
@@ -139,13 +139,15 @@ def test_resume_on_another_number_of_ranks(world, path, expected, seated, shuffl
     assert sorted(done + rest) == list(range(N))
 
 
-def test_each_node_decides_for_itself_and_its_ranks_agree(world, path, expected):
+def test_each_node_decides_for_itself_and_its_ranks_agree(world, path, expected, monkeypatch):
     options = pario.Options(slot_bytes=256 << 10)
+    way = Way.RING if world.rank == 0 else Way.SEAT  # others than the first ranks of nodes are not asked
+    monkeypatch.setattr("pario.feed.automatic.choose", lambda _: way)
     with pario.Loader(path, 8, Raw("u1", ROW), shuffle="global", comm=world, options=options) as loader:
         for _ in range(2):
             take(loader, expected)
-            places = world.allgather((loader.world.node, loader.stats()["own"]))
-            assert len(set(places)) == loader.world.nodes
+            places = set(world.allgather((loader.world.node, isinstance(loader._life.source, Seat))))
+            assert places == {(node, node != 0) for node in range(loader.world.nodes)}
 
 
 def test_a_record_of_another_size_on_one_rank_stops_all(world, path, seated):
@@ -161,7 +163,7 @@ def test_a_record_of_another_size_on_one_rank_stops_all(world, path, seated):
     world.Barrier()
 
 
-def test_a_file_that_is_replaced_stays_the_old_one(world, tmp_path_factory, expected, form, seated):
+def test_a_file_that_is_replaced_stays_the_old_one(world, tmp_path_factory, expected, seated):
     """Ranks that open it only now have its leader's."""
     path = write(world, tmp_path_factory, "replaced")
     with pario.Loader(path, 5, Raw("u1", ROW), comm=world, options=seated) as loader:
@@ -171,7 +173,6 @@ def test_a_file_that_is_replaced_stays_the_old_one(world, tmp_path_factory, expe
             Path(path, "data.mdb").write_bytes(b"no database")
         world.Barrier()
         seen = take(loader, expected)
-        assert loader.stats()["own"] == (form == "scratch")
         steps_of_all(world, seen)
     world.Barrier()
 

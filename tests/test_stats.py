@@ -482,6 +482,5 @@ def test_the_depth_and_its_reason() -> None:
     assert lines(one) == ["inflight is 26 now on rank 0: so"]
     assert lines(other, one, rank(2, tuned=True)) == ["inflight is 26 now on rank 0: so (7 to 26 on 2 reading ranks)"]
     assert lines(reader(0, read=9.8, depth=26, depth_reason="set by the user")) == []
-    assert lines(reader(0, read=9.8, depth=2, tuned=True, own=True)) == []
     assert Report("/x", [one]).since(Report("/x", [one])).ranks[0].depth == 26
     assert "depth" not in Report("/x", [one]).total

@@ -57,7 +57,7 @@ class RingReader(Source):
         self._next_group = 0
         self._ready = 0
         context.decode.held.held_bytes = context.options.held_bytes
-        context.stats.reader, context.stats.own = writer is not None, False
+        context.stats.reader = writer is not None
 
     def pieces(self, step: int) -> list[Piece]:
         schedule, seat, count = self._schedule, self._context.seats.mine, self._schedule.pieces

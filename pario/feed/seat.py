@@ -7,9 +7,6 @@
 
 There is one copy between the tier and the batch, no system call per record, and no communication but through the tier.
 The tier may give a chunk back at any time: a piece that used one is taken again.
-
-Without a tier that has room for all records, a rank reads a file of its node in the second way alone: its page cache
-may hold what pario's memory does not.
 """
 
 from __future__ import annotations
@@ -43,9 +40,8 @@ _log = logging.getLogger("pario")
 
 #: Records to look up at once: the calls then cost almost nothing. (3 KB, batches of 256: 25 us a batch with 2,048.)
 _PLANNED = 16_384
-#: Bytes that are read into scratch memory and decoded at once, so that they stay in a core's cache meanwhile; and
-#: without a tier, when the disk should have several reads at once.
-_UNIT_BYTES, _ALONE_BYTES = 1 << 20, 8 << 20
+#: Bytes that are read into scratch memory and decoded at once, so that they stay in a core's cache meanwhile.
+_UNIT_BYTES = 1 << 20
 
 #: After this many seconds of waiting rank 0 says why: in "global" order that may take most of a first epoch.
 _SAY_S = 20.0
@@ -54,7 +50,7 @@ _NOTHING = np.empty(0, np.uint8)
 
 class Places(NamedTuple):
     """Records, one per row, i64[n] each: ids, extents, and the first and the last chunk of what they and their checks
-    need (0 without a tier)."""
+    need."""
 
     ids: np.ndarray
     offsets: np.ndarray
@@ -108,19 +104,20 @@ class Seat(Source):
             schedule = replace(schedule, pieces=1, per_group=1)
         self._schedule, self._order = schedule, work.order
         stage = reader.stage
-        self._memory = memory = None if stage is None else stage.memory
-        self._local = stage is None or stage.local
+        assert stage is not None  # choose.py has looked
+        assert stage.memory is not None
+        self._memory, self._local = stage.memory, stage.local
         self._said = context.world.rank != 0
         self._fill: Fill | None = None
         self._own_kernels = own_kernels
-        if memory is not None and context.world.is_leader:
-            self._fill = begin_fill(context, work, memory)
+        if context.world.is_leader:
+            self._fill = begin_fill(context, work, self._memory)
         self._shares: dict[int, _Share] = {}
         self._planning = threading.RLock()  # guards the shares
         self._scratch = threading.local()
         self._in_units = self._decoder.by_rows and not self._decoder.parallel
         self.ahead = self._prepare_ahead(preparer)
-        context.stats.reader, context.stats.own = context.world.is_leader or memory is None, memory is None
+        context.stats.reader = context.world.is_leader
 
     # -- preparing ahead -----------------------------------------------------------------------------------------------
 
@@ -145,10 +142,7 @@ class Seat(Source):
         # Batches prepared ahead do not count against the caller's limit: the same script must work when the file is
         # cold.
         self._held.held_bytes += most * (batch_bytes * 9 // 8 + 2 * PAGE)
-        # Two threads that read out of the page cache repay their switches. (40,000 records of 3 KB in "global" order,
-        # one rank on two cores: 107 ms an epoch, so 71.)
-        eager = self._memory is None and least > 1
-        return Ahead(preparer.call, knob, eager=eager, least=least, most=most)
+        return Ahead(preparer.call, knob, eager=False, least=least, most=most)
 
     @property
     def _batch_bytes(self) -> int | None:
@@ -196,9 +190,7 @@ class Seat(Source):
                         by_row = np.lexsort((rows, steps))
                     ids, rows = ids[by_row], rows[by_row]
                 offsets, nbytes = self._index.extents_of(ids)
-                chunks = (np.zeros_like(ids),) * 2
-                if self._memory is not None:
-                    chunks = self._memory.grid.ends_of(*self._checked.spans(offsets, nbytes))
+                chunks = self._memory.grid.ends_of(*self._checked.spans(offsets, nbytes))
                 self._shares = {number: kept for number, kept in self._shares.items() if number >= oldest - 2}
                 cuts = [0, *np.cumsum(np.bincount(steps)).tolist()]
                 share = self._shares[group] = _Share(first, cuts, Places(ids, offsets, nbytes, *chunks), rows)
@@ -212,8 +204,7 @@ class Seat(Source):
         places = self._places(step)
         rows, width, cuts = len(places.ids) // self.width, self.width, [0]
         if self._in_units and self._local and self._generation(places) < 0:
-            unit = _ALONE_BYTES if self._memory is None else _UNIT_BYTES
-            through = np.cumsum(places.nbytes.reshape(-1, width).sum(axis=1)) // unit
+            through = np.cumsum(places.nbytes.reshape(-1, width).sum(axis=1)) // _UNIT_BYTES
             cuts += (np.flatnonzero(np.diff(through)) + 1).tolist()
         with self._counting:
             self._stats.locate += time.perf_counter() - begin
@@ -228,26 +219,24 @@ class Seat(Source):
 
     def _generation(self, places: Places) -> int:
         """Of the chunks that hold these records; -1 if the tier has not all of them."""
-        return -1 if self._memory is None else self._memory.states.generation(places.first, places.last)
+        return self._memory.states.generation(places.first, places.last)
 
     def take(self, piece: Piece, check: Callable[[], None]) -> Records:
         check()
         mark: _Mark = piece.mark
-        if self._memory is not None:
-            if self._local and self._memory.fill_end.left(self._stats.waiting):
-                begin, steps = time.perf_counter(), self._schedule.steps - piece.step
-                alone = steps * self._schedule.batch_size * self.width
-                self._memory.fill_end.wait(mark.places.last, alone, self._stats.waiting, check)
-                self._waited(begin)
-            records = self._take_here(mark, check)
-            if records is not None:
-                return records
+        if self._local and self._memory.fill_end.left(self._stats.waiting):
+            begin, steps = time.perf_counter(), self._schedule.steps - piece.step
+            alone = steps * self._schedule.batch_size * self.width
+            self._memory.fill_end.wait(mark.places.last, alone, self._stats.waiting, check)
+            self._waited(begin)
+        records = self._take_here(mark, check)
+        if records is not None:
+            return records
         mark.before = -1
         return self._take_scratch(mark.places, check)
 
     def _take_here(self, mark: _Mark, check: Callable[[], None]) -> Records | None:
         """Out of the tier's memory; None if a chunk is not there, and is not waited for."""
-        assert self._memory is not None  # the caller has looked
         memory, places = self._memory, mark.places
         if not self._local and self._generation(places) < 0:
             begin = time.perf_counter()
@@ -281,7 +270,7 @@ class Seat(Source):
         begin = time.perf_counter()
         begins, lengths = self._checked.spans(offsets, nbytes)
         memory = self._memory
-        generations = np.full_like(ids, -1) if memory is None else memory.states.generation_of_each(first, last)
+        generations = memory.states.generation_of_each(first, last)
         here = generations >= 0
         starts = np.empty(len(ids), np.int64)
         absent = np.flatnonzero(~here)
@@ -303,7 +292,7 @@ class Seat(Source):
         starts[present] = ends - room + begins[present] % 8
         data = self._scratch_memory(int(ends[-1]) if len(ends) else plan.nbytes, max(fetcher.align, 8))
         self._read(plan.reads, data, plan.starts, len(absent))
-        if memory is not None and len(present):
+        if len(present):
             copied = np.ones(len(present), bool)
             copy_ranges(memory.kernel_view, begins[present], lengths[present], data, starts[present], copied)
             now = memory.states.generation_of_each(first[present], last[present])
@@ -328,8 +317,7 @@ class Seat(Source):
         finally:
             seconds = time.perf_counter() - begin
             stats.end_reads(seconds)
-        if self._memory is not None:
-            self._memory.fill_end.record_s = seconds / records
+        self._memory.fill_end.record_s = seconds / records
         stats.count(len(reads), int(reads["nbytes"].sum()))
 
     def _scratch_memory(self, nbytes: int, align: int) -> np.ndarray:
@@ -350,7 +338,6 @@ class Seat(Source):
             check()
             if not self._said and time.perf_counter() - begin > _SAY_S:
                 self._said = True
-                assert self._memory is not None  # it is what this waits for
                 _log.info(
                     "%s: %s of it are in this node's memory, and the next batch needs more (docs/tiers.md)",
                     self._context.reader.path,
@@ -366,8 +353,7 @@ class Seat(Source):
             raise self._fill.error
 
     def wake(self) -> None:
-        if self._memory is not None:
-            self._memory.states.wake()
+        self._memory.states.wake()
 
     def close(self, limit_s: float = math.inf) -> bool:
         return self._fill is None or self._fill.cancel(limit_s)

@@ -128,7 +128,7 @@ class PerRankSource(Source):
         self._walk: Iterator[Any] = self._cursor.iternext(keys=True, values=False)
         self._position = 0  # record id of the walk's next item
         context.decode.held.held_bytes = context.options.held_bytes
-        context.stats.reader = context.stats.own = False
+        context.stats.reader = False
 
     def pieces(self, step: int) -> list[Piece]:
         return [Piece(step, 0, 0, self._schedule.rows(step, self._seats.mine), True)]

@@ -114,8 +114,7 @@ def bound(job: Job) -> Iterator[Advice]:
             f"waiting for bytes {lost:.0%}; the store was busy {store:.0%} of the time"
         )
         said = explain(ranks)
-        own = readers and all(rank.own for rank in readers)
-        if store >= _BUSY and max(lost, store if own else 0.0) >= STALLED and consumer < _BUSY:
+        if store >= _BUSY and lost >= STALLED and consumer < _BUSY:
             change = _faster_store(job, readers)
             yield Advice("store-bound", f"The store limits this job. {numbers}: {said}.", change)
         elif consumer >= max(_BUSY, decode):
@@ -133,7 +132,7 @@ def _faster_store(job: Job, readers: Sequence[RankStats]) -> str:
     if held_up(readers):
         return "Change: the job's share in the control plane's rules (docs/sharing-a-store.md)."
     words = []
-    if not all(rank.tuned for rank in readers) and not all(rank.own for rank in readers):
+    if not all(rank.tuned for rank in readers):
         depth = max(rank.depth for rank in readers)
         words.append(f'Options(inflight="auto") in place of {depth}, which keeps as many reads in flight as help')
     if job.orders & {"global", "True"}:

@@ -101,8 +101,6 @@ def _store(ranks: Sequence[RankStats], readers: Sequence[RankStats], busy: Seque
                 f"reading on rank {one.rank} was the slow part: the store gave it {_rate([one])}, "
                 f"and {_rate(others)} to {_others(len(others))}; {_waits(ranks, wall)}"
             )
-    if all(reader.own for reader in readers):
-        return f"reading through the page cache was the slow part: {_rate(readers)}"
     flight = sum(reader.in_flight for reader in readers)
     if flight < _BUSY * len(readers):  # time between reads: checks, threads waiting for a processor
         return (
@@ -221,11 +219,10 @@ def _held(prediction: Mapping[str, Any], ranks: Sequence[RankStats], records: in
     mine = records / slowest.loop / nodes
     figures = f"{mine:,.0f} records/s per node of {rate:,.0f} foretold"
     each = sum(rank.unpack for rank in ranks) / records
-    waited = slowest.read if slowest.own else slowest.stalled
     held = mine >= _HELD * rate
     if not held and slowest.consumer >= _HELD * slowest.loop:
         held, figures = True, f"{figures}, and the loop waited {1 - slowest.consumer / slowest.loop:.1%} of its time"
-    elif not held and each <= cost / _HELD and waited <= (1 - _HELD) * slowest.loop:
+    elif not held and each <= cost / _HELD and slowest.stalled <= (1 - _HELD) * slowest.loop:
         held, figures = True, f"{figures}, and neither unpacking nor the store was the reason"
     return (
         f"the prediction for {codec} {'held' if held else 'did not hold'}: {figures}, "

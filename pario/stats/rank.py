@@ -27,7 +27,6 @@ class RankStats:
     depth_reason: str = ""  # why it is not another one
     tuned: bool = False  # it follows what is measured
     copies: bool = False  # decoding only copies bytes into the batch
-    own: bool = False  # this rank's last loop took its records straight from the page cache, without the node's ring
 
     staged: bool = False  # this rank reads through tiers, which count what they ask of the store
     #: of each option that may change while epochs run, and acts here: its value now, the reason, its bounds

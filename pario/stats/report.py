@@ -105,7 +105,7 @@ class Report:
             lines.append(f"  this rank alone, of {self.of}: report(all_ranks=True), on all of them, compares them")
         if len(self.ranks) > 1:
             lines.append(f"  skew: rank {rank} was busy {ratio:.2f} times as long as the median rank")
-        lines += [f"  {words}" for words in _depths([r for r in self.ranks if r.reader and r.tuned and not r.own])]
+        lines += [f"  {words}" for words in _depths([r for r in self.ranks if r.reader and r.tuned])]
         lines += [f"  {words}" for words in _knobs(self.ranks)]
         came, served = sum(r.peer_bytes for r in self.ranks), sum(r.served_bytes for r in self.ranks)
         if came or served:
