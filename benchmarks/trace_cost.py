@@ -34,9 +34,9 @@ from pario.options import Recipe
 #: case -> (set, order, recipe, slow store)
 CASES = {
     "3 KB, ring": ("3k", "block", "ring", False),
-    "3 KB, straight": ("3k", False, "auto", False),
+    "3 KB, memory": ("3k", False, "auto", False),
     "197 KB, ring": ("197k", "block", "ring", False),
-    "197 KB, straight": ("197k", "global", "auto", False),
+    "197 KB, memory": ("197k", "global", "auto", False),
     "197 KB, slow store": ("197k", "global", "ring", True),
     "3 KB, slow store": ("3k", "block", "ring", True),
 }
@@ -58,7 +58,7 @@ def _loader(path: str, case: str, trace: str | None) -> pario.Loader:
     """A loader after its first epoch, which starts threads and finds the depth."""
     which, order, recipe, slow = CASES[case]
     n = (SLOW_RECORDS if slow else RECORDS)[which]
-    options = pario.Options(trace=trace, tiers=(), once=True)
+    options = pario.Options(trace=trace, once=recipe == "ring")
     given: dict[str, Any] = {"shuffle": order, "options": options, "select": slice(0, n)}
     way = Recipe("ring" if recipe == "ring" else "auto", fetch="posix")
     loader = pario.Loader(path, BATCH[which], pario.decode.Datum(), comm="self", recipe=way, **given)

@@ -148,7 +148,7 @@ class Options:
             many as keep the training step supplied, up to one per core that this rank may use; ranks of a node divide
             the cores that they share.
         held_bytes: memory of batch arrays in use at once, including those that the user still refers to. Batches that
-            are prepared ahead straight from the page cache may take as much memory again as the node's ring.
+            are prepared ahead out of the node's memory may take as much memory again as the node's ring.
         max_bad: with on_error="skip" or "substitute": the most records that the decoder cannot read, per rank and
             loader; one more raises DecodeError on all ranks. None: no limit.
 

@@ -93,7 +93,6 @@ def nothing_copied(monkeypatch: pytest.MonkeyPatch) -> None:
 def through_the_ring(monkeypatch: pytest.MonkeyPatch, grows: None) -> None:
     """Loaders of this process take a file of this node for one of a parallel file system, whose records come through
     the node's ring unless tiers are named, and whose index is not soon read."""
-    monkeypatch.setattr("pario.dataset.file.DataFile.is_local", False)
     monkeypatch.setattr("pario.dataset.staging.tiers_by_default", lambda *_: ((), False))
 
 

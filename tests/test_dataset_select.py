@@ -135,7 +135,7 @@ def test_all_records_have_the_order_that_they_have_without_a_selection(shuffle: 
 def ways() -> dict[str, dict[str, Any]]:
     small = {"slot_bytes": 64 << 10, "slots": 3, "block_bytes": 32 << 10, "mix_blocks": 4}
     return {
-        "seat": {"options": pario.Options(**small, tiers=())},
+        "tier that gets nothing": {"options": pario.Options(**small)},
         "tier by default": {"options": pario.Options(**small)},
         "memory tier": {"options": pario.Options(**small, tiers=(pario.Tier("memory", "64 MiB"),))},
         "direct": {"options": pario.Options(**small, tiers=()), "recipe": Recipe("ring", fetch="direct")},
@@ -151,7 +151,11 @@ def ways() -> dict[str, dict[str, Any]]:
         for j, shuffle in enumerate(SHUFFLES)
     ],
 )
-def test_every_way_of_reading(way: str, shuffle: bool | str, path: str, pairs: Pairs) -> None:
+def test_every_way_of_reading(
+    way: str, shuffle: bool | str, path: str, pairs: Pairs, request: pytest.FixtureRequest
+) -> None:
+    if "gets nothing" in way:
+        request.getfixturevalue("nothing_copied")
     ids = sorted(np.random.default_rng(3).choice(N, 120, replace=False).tolist())
     with pario.Loader(path, 16, shuffle=shuffle, select=ids, **ways()[way]) as loader:
         for _ in range(2):

@@ -133,7 +133,14 @@ def test_rows_are_copied_as_they_lie() -> None:
         assert other.verbatim() is None
 
 
-@pytest.mark.parametrize("how", [{}, {"options": pario.Options(tiers=())}, {"recipe": "ring"}])
+@pytest.fixture(params=["tier", "scratch", "ring"])
+def how(request: pytest.FixtureRequest) -> dict[str, str]:
+    """Out of memory that the node has, or that the rank has read, or the ring."""
+    if request.param == "scratch":
+        request.getfixturevalue("nothing_copied")
+    return {"recipe": "ring" if request.param == "ring" else "auto"}
+
+
 def test_straight_into_the_batch(tmp_path, how) -> None:
     """Large rows, out of memory that the node has, or that the rank has read; one record differs in its header."""
     rows = RNG.random((30, 40, 64))
@@ -172,7 +179,6 @@ def test_zips_that_numpy_does_not_write() -> None:
         Npz().learn(u8(b'{"a": 1}'))
 
 
-@pytest.mark.parametrize("how", [{}, {"options": pario.Options(tiers=())}, {"recipe": "ring"}])
 def test_bytes_behind_an_array_are_noticed_on_every_way(tmp_path, how) -> None:
     with lmdb.open(str(tmp_path), map_size=1 << 24) as env, env.begin(write=True) as txn:
         for i in range(30):

@@ -25,6 +25,8 @@ from pario.recipes.lmdbio import AskingReader
 from pario.recipes.per_rank import PerRankSource
 from pario.records import Records
 
+pytestmark = pytest.mark.usefixtures("grows")
+
 N = 700
 
 

@@ -470,6 +470,7 @@ def test_other_threads_work_while_the_caller_is_away(form, path, monkeypatch) ->
     note = threading.get_ident
     monkeypatch.setattr(Seat, "prepare", lambda *a, **k: (threads.append(note()), prepare(*a, **k))[1])
     monkeypatch.setattr("pario.machine.fair_threads", lambda *_: 2)
+    monkeypatch.setattr("pario.loader.epoch.LONG_S", 60.0)
     with seated(form, path, 15, options={"inflight": 2}) as loader:
         for _ in loader:
             pass

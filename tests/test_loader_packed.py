@@ -62,7 +62,7 @@ def test_batches_are_those_of_the_unpacked_file(pair: tuple[str, str], more: dic
     assert all(values == [VALUES[i] for i in ids] for ids, values in packed)
 
 
-#: Without a tier; with the one by default, in the second epoch out of it.
+#: Out of a tier that gets nothing, and out of one in the second epoch.
 SEATS = ["scratch", "tier"]
 
 

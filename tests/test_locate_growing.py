@@ -190,9 +190,9 @@ def test_what_is_walked_first(grown_set: Callable[[str], str], dataset: Callable
 class SlowFetcher(PosixFetcher):
     """Of a store that answers after 10 ms."""
 
-    def read(self, *arguments: Any) -> None:
-        time.sleep(0.01)
-        super().read(*arguments)
+    def read(self, reads: np.ndarray, *arguments: Any) -> None:
+        time.sleep(0.01 * len(reads))
+        super().read(reads, *arguments)
 
     def pread(self, *arguments: Any) -> bytes:
         time.sleep(0.01)
@@ -200,16 +200,18 @@ class SlowFetcher(PosixFetcher):
 
 
 def test_what_is_soon_read_does_not_grow(grown_set: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pario.dataset.reader.SOON_S", 0.25)
     path = grown_set("commits")  # 60 leaf pages
-    for kind, recipe, grows in (
-        (PosixFetcher, "auto", False),
-        (SlowFetcher, "auto", True),
-        (PosixFetcher, "dm", True),  # is studied as it is
+    for kind, recipe, local, grows in (
+        (PosixFetcher, "auto", True, False),
+        (SlowFetcher, "auto", True, True),
+        (PosixFetcher, "auto", False, True),  # may be far away
+        (PosixFetcher, "dm", True, True),  # is studied as it is
     ):
+        monkeypatch.setattr("pario.dataset.file.DataFile.is_local", local)
+        monkeypatch.setattr("pario.dataset.reader.SOON_S", 0.02 if kind is SlowFetcher else 60.0)
         monkeypatch.setitem(FETCHERS, "posix", kind)
         with pario.Loader(path, 100, recipe=recipe, save_index=False) as loader:
-            assert loader.index.is_complete != grows, (kind, recipe)
+            assert loader.index.is_complete != grows, (kind, recipe, local)
             assert [i for batch in loader for i in batch.ids.tolist()] == list(range(N))
 
 

@@ -1,4 +1,4 @@
-"""Ranks that take their records from a file of their node, with a tier and without, on several ranks, nodes and
+"""Ranks that take their records from a file of their node, out of a tier and by themselves, on several ranks, nodes and
 communicators. The oracle is what was written, read back by py-lmdb."""
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ PATH, PATH_EVAL = "PARIO_LMDB", "PARIO_LMDB_EVAL"
 class _Ahead(pario.decode.Raw):
     """Raw records, copied into batches by pario's threads while DLIO sleeps. DLIO counts every millisecond for which a
     step waits, so that a copy of 9 MB when the batch is taken shows. AU with steps of 38.8 ms, local disk, median of
-    five runs in turn: 97.2 % (96.8 to 97.4); Raw itself (each rank fills its batches from the page cache) 96.5 % (95.8
+    five runs in turn: 97.2 % (96.8 to 97.4); Raw itself (each rank filled its batches from the page cache) 96.5 % (95.8
     to 96.7). An earlier pilot, one run each: a Python function as decoder 91.8 % and 96.1 %.
     """
 

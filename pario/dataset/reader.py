@@ -71,7 +71,8 @@ class Reader:
         here as "prov" does
     save_index : keep the index beside the dataset (or in the user's cache directory) for the next start
     progress : called as progress(done, total) while the index is built, in leaf pages, on rank 0
-    grow : let the index grow while records are read, if the recipe allows that and no saved index fits
+    grow : let the index grow while records are read, if the recipe allows that, no saved index fits, and making one
+        would take a while
     verify : compare the values that are read with the checksums that `python -m pario data checksum` saved
     tiers : `use_tiers` will be called. Where a walk through the leaf pages reads much of the file, it uses them already
 
@@ -177,7 +178,8 @@ class Reader:
         if one:
             grow = (lambda: file.pool) if self._grow else None
             database = Database(self.path, snapshot, name)
-            soon_s = SOON_S if self.recipe.locate == "auto" else 0.0  # the others are studied as they are
+            # Other recipes are studied as they are; and what other nodes see, too, may be far away.
+            soon_s = SOON_S if self.recipe.locate == "auto" and world.rank == 0 and file.is_local else 0.0
             self.index = open_index(
                 database, pool, world, save=save, progress=progress, saved=saved, grow=grow, soon_s=soon_s
             )

@@ -97,14 +97,15 @@ def wanted_tiers(options: Options) -> tuple[Tier, ...] | None:
 def tiers_by_default(
     file: DataFile, need_bytes: int, options: Options, world: AnyWorld
 ) -> tuple[tuple[Tier, ...], bool]:
-    """The tiers of a dataset for which none are named: one of memory, if the nodes have room for all of it; and whether
-    the file is on its nodes alone. Collective over `world`, the same on all ranks."""
+    """The tiers of a dataset for which none are named: one of memory, if the nodes have room for all of it, but none
+    for a file of this node that is read once; and whether the file is on its nodes alone. Collective over `world`, the
+    same on all ranks."""
     mine = (file.is_local, automatic_bytes()) if world.is_leader else None
     nodes = [node for node in world.allgather(mine) if node is not None]
     local = all(here for here, _ in nodes)
     rooms = [min(room, need_bytes) for _, room in nodes]
     room = min(rooms) if local or not options.peers else sum(rooms)
-    if room < need_bytes:
+    if room < need_bytes or (local and options.once):
         if world.rank == 0 and not local:
             _log.info(
                 "%s: %s will be read, for which a quarter of the nodes' memory has no room: it comes from the store in "

@@ -63,7 +63,7 @@ class Automatic(Supply):
         """Not collective."""
         context, stage = self.context, self.context.reader.stage
         # On a shared file ranks wait for chunks that the node's first rank has to announce before.
-        self.is_prepared = way == Way.SEAT and stage is not None and stage.local
+        self.is_prepared = way == Way.SEAT and bool(stage and stage.local)
         if way == Way.SEAT:
             from pario.feed.seat import Seat
 

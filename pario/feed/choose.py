@@ -33,4 +33,4 @@ def choose(reader: Reader) -> Way:
         return Way.RENEW
     if stage is None or reader.recipe.source == "ring" or not reader.index.is_complete:
         return Way.RING
-    return Way.SEAT if stage.local or stage.fits_memory(reader.index, reader.checked) else Way.RING
+    return Way.SEAT if stage.fits_memory(reader.index, reader.checked) else Way.RING

@@ -31,7 +31,7 @@ def begin_fill(context: Context, work: Work, memory: MemoryTier) -> Fill | None:
         memory.give_back(chunk)
     complete = held[used if stage.needed is None else stage.needed].all()
     # (Not `is_full`: what the last fill had reserved may still count.)
-    if complete or np.count_nonzero(held) >= memory.room() or (stage.local and context.options.once):
+    if complete or np.count_nonzero(held) >= memory.room():
         memory.announce(False)
         return None
 

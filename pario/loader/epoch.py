@@ -19,8 +19,8 @@ from pario.stats.rank import RankStats
 
 #: Another thread repays its context switches if the caller's time between two batches is this fraction of a step's.
 _OVERLAP = 0.25
-#: Several repay them without that if each of the FIRST steps takes a thread longer than LONG_S seconds of its core.
-#: (One rank on two cores, everything in memory, two threads ÷ the caller alone, by the caller's milliseconds a step:
+#: Several repay them without that if FIRST steps and more have each taken a thread longer than LONG_S seconds of its
+#: core. (One rank on two cores, everything in memory, two threads ÷ the caller alone, by its milliseconds a step:
 #: 3 KB records 0.07: 0.39, 0.15: 0.80, 0.58: 1.18, 2.0: 1.54; 197 KB 0.24: 0.87, 0.40: 1.10, 0.81: 1.13, 1.6: 1.01,
 #: 3.0: 0.97, where the memory is what limits; 100 bytes 0.14: 0.55, 1.2: 1.41.)
 LONG_S, FIRST = 5e-4, 4
@@ -62,8 +62,8 @@ class Epoch(Iterator[Batch]):
         self._at_end = complete
         # The caller's seconds between its last two batches, and between the two before. At the start one is enough.
         self._away = math.inf, math.inf
-        # Seconds that preparing the last step took, and the least that a step has taken a thread of its core.
-        self._took, self._least = 0.0, math.inf
+        # Seconds that preparing the last step took, and the shortest one a thread of its core.
+        self._took, self._shortest = 0.0, math.inf
         self._step = 0
         self._ended = threading.Event()
         self._complete = False
@@ -121,13 +121,13 @@ class Epoch(Iterator[Batch]):
 
     def _overlaps(self, ahead: Ahead) -> bool:
         """True if other threads would gain time. (A single late caller may just have lost its core for a moment.)"""
-        long = ahead.least > 1 and self._step >= FIRST and self._least > LONG_S
+        long = ahead.least > 1 and self._step >= FIRST and self._shortest > LONG_S
         return ahead.eager or long or min(self._away) > _OVERLAP * self._took > 0
 
     def _prepare(self, step: int, check: Callable[[], None]) -> Parts:
         begin, computed = time.perf_counter(), time.thread_time()
         parts = self._source.prepare(step, check)
-        self._took, self._least = time.perf_counter() - begin, min(self._least, time.thread_time() - computed)
+        self._took, self._shortest = time.perf_counter() - begin, min(self._shortest, time.thread_time() - computed)
         return parts
 
     def _next_ahead(self, ahead: Ahead) -> Parts:

@@ -3,6 +3,7 @@ joined."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,7 +19,7 @@ from pario.locate.hidden import counts_of, entry_at, find_entry, hide, keys_of_e
 from pario.locate.index import KeyTable, Places, RecordIndex, arrange, key_table
 from pario.locate.meta import find_meta, meta_in
 from pario.locate.sidecar import Mark, Saved, find_saved, open_keys, same_sidecar, save_any
-from pario.locate.walk import Begun, Located, begin, build, check_size
+from pario.locate.walk import Begun, Located, Walk, begin, build, check_size
 from pario.records import EXTENT
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 #: for the start of a script. (165 MB of 3 KB records in key order, cold, opening and one epoch: 4 ranks on 2 nodes
 #: 370 ms while the index grows, so 259; 2 ranks on one 310, so 205.)
 SOON_S = 0.25
+#: Leaf pages that foretell how long all of them take.
+_SOME = 16
 
 
 def open_index(
@@ -222,9 +225,7 @@ def _growing(
         if pool is not None:
             check_size(pool, database.snapshot)
         if world.rank == 0:
-            # Its leaf pages take as long as its branch pages, one by one.
-            soon = walk.branch_s / walk.branch_pages * m / readers < soon_s
-            whole = soon or walk.meta_between(leaves)
+            whole = (soon_s > 0 and _walk_s(walk, leaves) / readers < soon_s) or walk.meta_between(leaves)
     if world.bcast(whole):
         return None
     with together(world, "reading the first and the last leaf page"):
@@ -257,6 +258,16 @@ def _growing(
     mean_bytes = max(1.0, tree_bytes / growth.n - database.snapshot.header)
     stretch = Stretch(database, 0, growth.n - (entry is not None), bytes_read, mean_bytes, None, meta, ends, entry)
     return GrowingIndex(stretch, saved, growth)
+
+
+def _walk_s(walk: Walk, leaves: np.ndarray) -> float:
+    """Seconds that one rank needs for these leaf pages, as some of them foretell. (Not the branch pages: of an earlier
+    start the page cache may have all of them. Nor is their time without that of loading kernels.)"""
+    some = leaves[np.linspace(0, len(leaves) - 1, _SOME).astype(np.int64)]
+    begin = time.perf_counter()
+    for _ in walk.pages.batches(some):
+        pass
+    return (time.perf_counter() - begin) / _SOME * len(leaves)
 
 
 def _spread_keys(

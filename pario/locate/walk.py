@@ -7,7 +7,6 @@ values lie, are never touched: for records of 3 KB that is about 1 % of the file
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -98,9 +97,6 @@ class Walk:
         self.pages = PageReader(self.opened, self.snapshot)
         #: of its own: the leaf pages around a tree of duplicates stay in the other's buffer
         self.dup_pages = PageReader(self.opened, self.snapshot)
-        self.branch_pages = 0
-        #: seconds that reading the branch pages took, on rank 0
-        self.branch_s = 0.0
         self.route: Route | None = None
 
     def opened(self) -> ReadPool:
@@ -115,13 +111,11 @@ class Walk:
         leaves: np.ndarray | None = None
         with self.together("reading the branch pages"):
             if world.rank == 0:
-                begin = time.perf_counter()
                 if self.db is not None:
                     record = named_database(Tree(self.pages.one, snapshot, snapshot.main), self.db)
                 if record.md_root >= 0:
                     self.route = Route(record.md_root, record.md_flags, snapshot.layout)
                     leaves = self.descend([Tree(self.pages.one, snapshot, record)], self.pages, self.route)[0]
-                self.branch_s = time.perf_counter() - begin
         record = world.bcast(record)
         if record.md_root < 0:
             what = "the database holds no record" if self.db is None else f"the database {self.db!r} holds no record"
@@ -216,7 +210,6 @@ class Walk:
             below: list[list[np.ndarray]] = [[] for _ in trees]
             owners = iter(np.repeat(todo, [len(levels[i]) for i in todo]).tolist())
             for page in pages.pages(np.concatenate([levels[i] for i in todo])):
-                self.branch_pages += 1
                 owner = next(owners)
                 trees[owner].check_page(page, level)
                 below[owner].append(page.children())
