@@ -22,6 +22,7 @@ from pario.decode import Datum, Raw
 from pario.errors import CorruptedError, DecodeError, ReadError, SnapshotError
 from pario.feed import fill
 from pario.feed.choose import Way
+from pario.feed.ring_reader import RingReader
 from pario.feed.seat import Seat
 from pario.feed.source import Context
 from pario.fetch.checked import Checked
@@ -545,19 +546,22 @@ def test_chunks_of_other_records_make_room(tmp_path: Path) -> None:
         assert not memory.has(last)
 
 
-def test_a_tier_without_room_is_not_filled(path: str) -> None:
+def test_the_ring_reads_while_the_tier_has_no_room(path: str) -> None:
     """And nobody waits for what will not come."""
     with seated("tier", path, 7) as loader:
         list(loader)
         filled(loader)
         memory = loader._life.reader.stage.memory
-        memory.wanted = 0  # the pressure lasts
+        wanted, memory.wanted = memory.wanted, 0  # the pressure lasts
         memory.shrink(memory.grid.chunk_bytes)
         memory.budget = int(memory.held().sum()) * memory.grid.chunk_bytes
         memory.states.expect(memory.grid.chunks)  # as a fill does that was told to stop
+        assert sorted(np.concatenate([batch.ids for batch in loader]).tolist()) == list(range(N))
+        assert isinstance(loader._life.source, RingReader)
+        memory.wanted = memory.budget = wanted
         list(loader)
-        assert loader._life.source._fill is None
-        assert not memory.states.left()
+        filled(loader)
+        assert memory.held().all()
 
 
 def test_an_error_of_the_fill_is_the_loops(path: str) -> None:

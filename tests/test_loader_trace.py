@@ -46,12 +46,10 @@ def io() -> dict[str, int]:
 
 
 @pytest.mark.parametrize(("recipe", "order"), [("ring", "block"), ("ring", False), ("auto", "global")])
-def test_requests_and_bytes_are_the_kernels(
-    path: str, tmp_path: Path, recipe: str, order: Any, nothing_copied: None
-) -> None:
+def test_requests_and_bytes_are_the_kernels(path: str, tmp_path: Path, recipe: str, order: Any) -> None:
     """From one loop to the next nothing else in this process reads but looks at /proc."""
     trace = str(tmp_path / "t.json")
-    options = pario.Options(trace=trace, once=recipe == "ring", **SMALL)
+    options = pario.Options(trace=trace, once=True, **SMALL)
     way = Recipe(recipe, fetch="posix")
     with pario.Loader(path, 10, shuffle=order, recipe=way, options=options) as loader:
         for _ in range(3):  # in which compiled functions are loaded

@@ -265,8 +265,7 @@ def _walk_s(walk: Walk, leaves: np.ndarray) -> float:
     start the page cache may have all of them. Nor is their time without that of loading kernels.)"""
     some = leaves[np.linspace(0, len(leaves) - 1, _SOME).astype(np.int64)]
     begin = time.perf_counter()
-    for _ in walk.pages.batches(some):
-        pass
+    list(walk.pages.batches(some))
     return (time.perf_counter() - begin) / _SOME * len(leaves)
 
 

@@ -162,7 +162,8 @@ class LocalFill:
             thread.join()
         self._tell()
         self._stats.end_reads(0.0)
-        memory.settle(asked, int(words[kernels.DONE]))
+        last = memory.grid.chunks - 1
+        memory.settle(asked, int(words[kernels.DONE]), last=last in self._order[:asked] and memory.states.has(last))
         if words[kernels.STATUS] not in (0, kernels.NO_MEMORY):
             self._fail(self._found(int(words[kernels.STATUS]), int(words[kernels.WHERE])))
         if not words[kernels.STOP]:  # else the next epoch's fill may already have said what it will bring

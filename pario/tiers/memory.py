@@ -277,10 +277,12 @@ class MemoryTier(AnyTier):
             self.held_bytes += nbytes
         return True
 
-    def settle(self, reserved: int, written: int) -> None:
-        """Of this many chunks that were reserved, this many were written."""
+    def settle(self, reserved: int, written: int, *, last: bool) -> None:
+        """Of this many chunks that were reserved, this many were written. last : the grid's last one was among them,
+        which may be shorter."""
         with self._lock:
-            self.held_bytes = max(0, self.held_bytes - (reserved - written) * self.grid.chunk_bytes)
+            short = last and self.grid.chunk_bytes - self.grid.span(self.grid.chunks - 1)[1]
+            self.held_bytes = max(0, self.held_bytes - (reserved - written) * self.grid.chunk_bytes - short)
             self.counts.puts += written
             self.counts.put_bytes += written * self.grid.chunk_bytes
 
