@@ -15,6 +15,10 @@ SIZES = (0, 1, 511, 512, 513, 4000, 70_000)
 LONG = "deep/" * 40
 
 
+#: of extractall: Python 3.11.4 and later, which warn without it
+SAFE = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+
+
 def content(name: str, nbytes: int) -> bytes:
     return np.random.default_rng(list(name.encode())).bytes(nbytes)
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from shared_data import files, need
+from tars import SAFE
 
 from pario.comm.solo import Solo
 from pario.commands.verify import verify
@@ -68,8 +69,7 @@ def unpacked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     need(request.param)
     place = tmp_path_factory.mktemp("foreign")
     with tarfile.open(request.param) as archive:
-        safe = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Python 3.11.4 and later
-        archive.extractall(place, **safe)
+        archive.extractall(place, **SAFE)
     (data,) = place.rglob("data.mdb")
     return data.parent
 
