@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 #: 370 ms while the index grows, so 259; 2 ranks on one 310, so 205.)
 SOON_S = 0.25
 #: Leaf pages that foretell how long all of them take.
-_SOME = 16
+_SAMPLE = 16
 
 
 def open_index(
@@ -263,10 +263,10 @@ def _growing(
 def _walk_s(walk: Walk, leaves: np.ndarray) -> float:
     """Seconds that one rank needs for these leaf pages, as some of them foretell. (Not the branch pages: of an earlier
     start the page cache may have all of them. Nor is their time without that of loading kernels.)"""
-    some = leaves[np.linspace(0, len(leaves) - 1, _SOME).astype(np.int64)]
+    sample = leaves[np.linspace(0, len(leaves) - 1, _SAMPLE).astype(np.int64)]
     begin = time.perf_counter()
-    list(walk.pages.batches(some))
-    return (time.perf_counter() - begin) / _SOME * len(leaves)
+    list(walk.pages.batches(sample))
+    return (time.perf_counter() - begin) / _SAMPLE * len(leaves)
 
 
 def _spread_keys(
