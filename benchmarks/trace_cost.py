@@ -5,8 +5,9 @@
 Cost: one process has three loaders of the same records, one of them with `Options(trace=...)`, and takes an epoch of
 each in turns, in an order drawn by chance. What counts is the ratio of two epochs of a turn, of their time and of the
 processor's; the median of all turns, with bounds of 95 % (bootstrap). Beside it the ratio of the two that are not
-traced, which shows what that can tell. Cases: 3 KB and 197 KB records in a warm page cache, through the node's ring and
-straight, and a store that answers after 20 ms (FUSE). Writing the file comes at the end, and is said apart.
+traced, which shows what that can tell. Cases: 3 KB and 197 KB records out of a warm page cache through the node's ring,
+and out of the node's memory, and a store that answers after 20 ms (FUSE). Writing the file comes at the end, and is
+said apart.
 
 Requests and bytes are compared with strace's and a store's in tests/test_loader_trace.py.
 """

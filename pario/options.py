@@ -136,8 +136,9 @@ class Options:
             a quarter of the memory that is available on the nodes has room for the records.
         peers: with tiers on several nodes, nodes read from each other what another one keeps, so that every byte leaves
             the store once per job. False: each node for itself.
-        once: the loader goes through its dataset once, so nothing is read for a next epoch. False: while an epoch ends,
-            the next one's first groups are read, up to the ring's bytes.
+        once: the loader goes through its dataset once, so nothing is read for a next epoch, and no file of the node is
+            kept in memory unless `tiers` says so. False: while an epoch ends, the next one's first groups are read, up
+            to the ring's bytes.
 
     Order
         block_bytes: bytes of neighbouring records that `shuffle="block"` moves as one block.

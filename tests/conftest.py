@@ -91,8 +91,8 @@ def nothing_copied(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def through_the_ring(monkeypatch: pytest.MonkeyPatch, grows: None) -> None:
-    """Loaders of this process take a file of this node for one of a parallel file system, whose records come through
-    the node's ring unless tiers are named, and whose index is not soon read."""
+    """Records come through the node's ring unless tiers are named, and an index grows: as for a file of a parallel file
+    system that memory has no room for."""
     monkeypatch.setattr("pario.dataset.staging.tiers_by_default", lambda *_: ((), False))
 
 

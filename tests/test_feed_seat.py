@@ -136,9 +136,8 @@ def test_what_the_tier_has_is_read_no_more(path) -> None:
     assert (after["reads"], after["bytes_read"]) == (before["reads"], before["bytes_read"])
 
 
-def test_nobody_waits_for_the_tier(path, monkeypatch) -> None:
+def test_nobody_waits_for_the_tier(path, nothing_copied) -> None:
     """Of a file of this node: an epoch comes to its end while nothing is filled."""
-    monkeypatch.setattr("pario.feed.seat.begin_fill", lambda *_: None)
     with seated("tier", path, 7, shuffle="global") as loader:
         for _ in range(2):
             assert sorted(i for batch in loader for i in batch.ids.tolist()) == list(range(N))

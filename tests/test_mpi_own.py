@@ -97,14 +97,14 @@ def two_epochs(loader):
 @pytest.mark.parametrize(
     ("alone", "batch_size"), [(False, 3), (False, 100), pytest.param(True, 7, marks=pytest.mark.full)]
 )
-def test_the_same_steps_as_through_the_ring(world, path, expected, shuffle, alone, batch_size, monkeypatch):
+def test_the_same_steps_as_through_the_ring(world, path, expected, shuffle, alone, batch_size, request):
     from mpi4py import MPI
 
     comm = MPI.COMM_SELF if alone else world
     steps = {}
     for way in ("ring", "tier", "scratch"):
         if way == "scratch":
-            monkeypatch.setattr("pario.feed.seat.begin_fill", lambda *_: None)
+            request.getfixturevalue("nothing_copied")
         options = pario.Options(**SIZES)
         given = {"shuffle": shuffle, "comm": comm, "recipe": "ring" if way == "ring" else "auto", "options": options}
         with pario.Loader(path, batch_size, Raw("u1", ROW), **given) as loader:

@@ -281,7 +281,7 @@ class MemoryTier(AnyTier):
         """Of this many chunks that were reserved, this many were written. last : the grid's last one was among them,
         which may be shorter."""
         with self._lock:
-            short = last and self.grid.chunk_bytes - self.grid.span(self.grid.chunks - 1)[1]
+            short = self.grid.chunk_bytes - self.grid.span(self.grid.chunks - 1)[1] if last else 0
             self.held_bytes = max(0, self.held_bytes - (reserved - written) * self.grid.chunk_bytes - short)
             self.counts.puts += written
             self.counts.put_bytes += written * self.grid.chunk_bytes
