@@ -131,7 +131,7 @@ def test_memory_that_is_given_back_while_it_is_read(path: str, serve: Serve) -> 
             for k in range(400):
                 chunk = k % memory.grid.chunks
                 memory.give_back(chunk)
-                fetcher.bring(chunk)
+                brought(fetcher, chunk)
             over.set()
 
         thread = threading.Thread(target=come_and_go)

@@ -404,7 +404,7 @@ def test_others_are_asked_for_what_was_brought_and_given_back(store: CountingSto
     peers: Any = SimpleNamespace(read=read, is_responsible=lambda chunk: True)
     fetcher.join(peers, np.ones(CHUNKS, bool))
     for before in ([], [1]):
-        fetcher.bring(1)
+        brought(fetcher, 1)
         assert asked == before
         assert memory.has(1)
         memory.give_back(1)

@@ -33,8 +33,7 @@ class Behind(Protocol):
     def bring(self, what: int, read: Callable[[int], None]) -> None:
         """Bring it, once for each `next`. Raises nothing.
 
-        read(bytes) : to be called as soon as the store has answered, or with 0 before others are asked: what follows is
-            no read
+        read(bytes) : to be called as soon as the store has answered, or with 0 before others are asked
         """
 
 
@@ -150,7 +149,7 @@ class ReadPool:
 
     def _wake(self, reads: int) -> None:
         """Let threads come for this many more reads. Raises ParioError."""
-        # Behind, some threads put away what they have read. The knob is turned by anybody.
+        # Behind, some threads wait for other nodes. The knob is turned by anybody.
         if self._threads != (threads := self.inflight * (2 if self._behind else 1)):
             self._threads = threads
             self._readers.resize(threads)
@@ -218,27 +217,26 @@ class ReadPool:
                 return
             self._reading += 1
             self._depth.begin(begin, self._reading)
-        asked = False
+        asked = waits = False
 
         def read(nbytes: int) -> None:
-            """While this thread looks whether the file has changed, and puts the chunk away, another one reads. (An
-            epoch of 122 MB from a store of 20 ms and 100 MB/s, this and `begin_epoch` together: 2.2 s; so 1.35 s.) The
-            same while this one waits for another node. (197 KB, "global", two nodes, 20 ms and 200 MB/s, three runs in
-            turns, with `Peers.is_responsible`: 0.72 to 0.75 of the store's rate; so 0.81 to 0.86.)"""
-            nonlocal asked
+            """While this thread waits for another node, another one reads. (197 KB, "global", two nodes, 20 ms and 200
+            MB/s, three runs in turns, with `Peers.is_responsible`: 0.72 to 0.75 of the store's rate; so 0.81 to 0.86.)
+            """
+            nonlocal asked, waits
             if asked:
                 return
-            asked = True
+            asked, waits = True, not nbytes
             with self._lock:
                 self._reading -= 1
-                self._active -= 1
-                if nbytes:
-                    self._depth.end(begin, time.perf_counter(), 1, nbytes)
-            self._resize()
+                self._active -= waits
+                turned = not waits and self._depth.end(begin, time.perf_counter(), 1, nbytes)
+            if waits or turned:
+                self._resize()
 
         behind.bring(what, read)
         with self._lock:  # what other tiers, nodes and processes bring says nothing about the store
-            self._active += asked
+            self._active += waits
             self._reading -= not asked
 
     def _take(self) -> Callable[[], None] | None:

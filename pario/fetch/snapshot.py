@@ -13,12 +13,15 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 
 from pario.errors import CorruptedError, FileError, ParioError, SnapshotError
 from pario.fetch.base import Fetcher
 from pario.format.meta import EXPLAIN_BYTES, Snapshot, explain, newest, page_size, sniff
 from pario.format.tar import BLOCK, TarSnapshot, is_header
 from pario.kernels.nodes import FILE
+from pario.threads import Workers
 
 #: What the first read brings: both meta pages, at the usual page size.
 _HEAD_BYTES = 8192
@@ -160,43 +163,56 @@ def identity_of(store: Fetcher, snapshots: Sequence[Snapshot]) -> bytes:
 
 
 class SharedLook:
-    """`check_snapshot` for several threads: one look serves all whose reads had ended when it began.
+    """`check_snapshot` for several reads, of which nobody waits for it: one look serves all that had ended when it
+    began, and the next one begins when it has ended. (197 KB records, 4 ranks on 2 nodes, 20 ms and 200 MB/s, with
+    threads that wait for the looks: 0.84 of the store's rate in "global" order, 0.89 in key order.)
 
+    workers : look, and call back
     count(reads, bytes) : called for each look
     """
 
-    def __init__(self, fetcher: Fetcher, snapshot: Snapshot, count: Callable[[int, int], None]) -> None:
-        self._fetcher, self._snapshot, self._count = fetcher, snapshot, count
-        self._turn = threading.Condition()  # guards those below
-        self._begun = self._ended = 0  # looks
-        self._failed: tuple[int, BaseException] = 0, SnapshotError("nobody has looked")
+    def __init__(
+        self, fetcher: Fetcher, snapshot: Snapshot, workers: Workers, count: Callable[[int, int], None]
+    ) -> None:
+        self._fetcher, self._snapshot, self._workers, self._count = fetcher, snapshot, workers, count
+        self._lock = threading.Lock()  # guards the two below
+        self._waiting: list[Callable[[BaseException | None], None]] = []
+        self._looks = False
 
-    def check(self) -> None:
-        """Raises what `check_snapshot` raises."""
-        with self._turn:
-            mine = self._begun + 1
-            self._turn.wait_for(lambda: self._begun == self._ended or self._ended >= mine)
-            looks = self._ended < mine
-            self._begun += looks
-        if looks:
-            self._look(mine)
-        number, error = self._failed
-        if number >= mine:
-            raise error
+    def after(self, done: Callable[[BaseException | None], None]) -> None:
+        """Call `done` when a look that begins from now on has ended, with what it raised. `done` raises nothing."""
+        with self._lock:
+            self._waiting.append(done)
+            first, self._looks = not self._looks, True
+        if first:
+            self._put(self._look)
 
     def check_alone(self) -> None:
-        """The same by a look of its own, at once: for one that follows many reads."""
+        """A look at once, in this thread, for one that follows many reads. Raises what `check_snapshot` raises."""
         self._count(1, self._snapshot.page_size + len(self._snapshot.stamp))
         check_snapshot(self._fetcher, self._snapshot)
 
-    def _look(self, number: int) -> None:
+    def _look(self) -> None:
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+        error: BaseException | None = None
         try:
             self.check_alone()
         except BaseException as e:
-            self._failed = number, e
-        with self._turn:
-            self._ended = number
-            self._turn.notify_all()
+            error = e
+        for done in waiting:
+            self._put(partial(done, error))
+        with self._lock:
+            self._looks = bool(self._waiting)
+            again = self._looks
+        if again:  # behind the others: they have what was read
+            self._put(self._look)
+
+    def _put(self, unit: Callable[[], None]) -> None:
+        with suppress(ParioError):
+            if self._workers.put(unit):
+                return
+        unit()  # there is no thread for it
 
 
 def file_words(snapshot: Snapshot) -> list[int]:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
-from pario.buffers import large_pages
-from pario.comm.memory import PAGE
 from pario.tiers.grid import Grid
 from pario.wire.frames import Part
-
-_scratch = threading.local()
 
 
 @dataclass
@@ -47,7 +42,7 @@ class AnyTier(ABC):
     name : for the user, as in "memory" or the folder
     grid : of the data file
     counts : what this process has done with it
-    asks : `fill` lets another process bring the chunk, which asks the store
+    asks : another process brings its chunks, and asks the store for them
     near : its reads are copies out of memory
     """
 
@@ -77,22 +72,15 @@ class AnyTier(ABC):
         Raises IndexError for a chunk that does not exist, ValueError if `data` has another size.
         """
 
-    def fill(self, chunk: int, read: Callable[[np.ndarray], None]) -> bool:
-        """Like `put`, of what `read` writes into memory of this thread's. What `read` raises is passed on.
-
-        read : read(out), out u8[k] that begins at a page and ends at one: the chunk, and the rest of its last page
-        """
-        _, nbytes = self.grid.span(chunk)
-        memory: np.ndarray | None = getattr(_scratch, "memory", None)
-        if memory is None or len(memory) < nbytes:  # new memory for each chunk costs more than its bytes
-            memory = _scratch.memory = large_pages(nbytes)
-        read(memory[: -(-nbytes // PAGE) * PAGE])
-        return self.put(chunk, memory[:nbytes])
+    def ask(self, chunk: int) -> bool:
+        """Of one that `asks`: let another process bring the chunk; returns whether it is here then."""
+        return False
 
     @contextmanager
     def bringing(self, chunk: int) -> Iterator[None]:
         """`with tier.bringing(chunk):` while this process brings a chunk here. Others that share the tier and want to
-        bring it wait at the beginning for a while, and then find it. One thread of a process at a time."""
+        bring it wait at the beginning for a while, and then find it. One thread of a process at a time; another one may
+        end it."""
         yield
 
     @abstractmethod

@@ -64,11 +64,12 @@ class Filler:
 
     def bring(self, what: int, read: Callable[[int], None]) -> None:
         begin = self._stats.begin_reads()
-        try:
-            self._staged.bring(what, read=read)
-        except BaseException as e:
-            self._fail(e)
+        self._staged.bring(what, self._brought, read=read)
         self._stats.end_reads(time.perf_counter() - begin)
+
+    def _brought(self, error: BaseException | None) -> None:
+        if error is not None:
+            self._fail(error)
         with self._turn:
             self._under_way -= 1
             self._end()

@@ -37,7 +37,7 @@ class ServedTier(MemoryTier):
     _ask: Callable[[int], bool] | None = None
 
     def ask_by(self, ask: Callable[[int], bool], budget: int) -> None:
-        """From now on `fill` calls ask(chunk), which returns True if the service has the chunk then.
+        """From now on this is asked: ask(chunk), which returns True if the service has the chunk then.
 
         budget : bytes that the service has for this dataset
         """
@@ -48,7 +48,7 @@ class ServedTier(MemoryTier):
         """The service knows."""
         return not self._open
 
-    def fill(self, chunk: int, read: Callable[[np.ndarray], None]) -> bool:
+    def ask(self, chunk: int) -> bool:
         return self._ask is not None and self._ask(chunk)
 
 

@@ -122,8 +122,15 @@ class Service:
             if future is None:
                 keeps = kind == peers.KEEP
                 lane = self._keep_lane if keeps else self._bring_lane
-                future = self._bringing[what] = lane.call(staged.bring, chunk, ask_peers=keeps)
+                future = self._bringing[what] = Future()
                 future.add_done_callback(partial(self._done, what))
+                arrived = partial(_arrived, future)
+                try:
+                    call = lane.call(staged.bring, chunk, arrived, ask_peers=keeps)
+                except BaseException:
+                    future.cancel()
+                    raise
+                call.add_done_callback(lambda call: arrived(None) if call.cancelled() else None)
         return future
 
     def _done(self, what: tuple[StagedFetcher, int, int], future: Future[None]) -> None:
@@ -137,6 +144,13 @@ class Service:
         self._server.leave(limit_s)
         for lane in (self._bring_lane, self._keep_lane, self.room):
             lane.close(limit_s, cancel=True)
+
+
+def _arrived(future: Future[None], error: BaseException | None) -> None:
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
 
 
 def _check(extents: np.ndarray, grid: Grid) -> None:

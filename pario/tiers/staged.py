@@ -10,17 +10,21 @@ snapshot's meta page before anybody gets or keeps it, so that bytes out of a tie
 
 from __future__ import annotations
 
+import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 
 import numpy as np
 
+from pario.buffers import large_pages
 from pario.fetch.base import Fetcher, OneFile
 from pario.fetch.snapshot import SharedLook
 from pario.format.meta import Snapshot
 from pario.records import EXTENT
+from pario.threads import Workers
 from pario.tiers.base import AnyTier
 from pario.tiers.grid import Grid
 from pario.tiers.peers import Peers
@@ -32,6 +36,16 @@ _ALIGN = 4096
 #: records next to other work, 5 epochs each: reads of 1 MiB 2.3 to 3.3 s, 2.2 to 2.9 s of a processor; of 4 MiB 1.8 to
 #: 1.9 s, 1.6 to 1.9 s.) A chunk that is missing costs the others of its read its round trip.
 _LONG_BYTES, _MOSTLY = 4 << 20, 0.95
+
+#: Threads that put away what the store has given, and look whether the file has changed.
+_LANDERS = 8
+#: What may wait for such a look; the threads that read wait when it is more.
+_LANDING_BYTES = 128 << 20
+#: Chunks' memory that is kept for the next ones.
+_SCRATCH = 8
+
+#: done(error)
+Done = Callable[[BaseException | None], object]
 
 _lent = threading.local()
 #: The number of the file where there is one.
@@ -76,15 +90,19 @@ class StagedFetcher(Fetcher):
         self._count = count
         self._local = local
         self._store = store
+        # They look whether the file has changed, and put away what was read.
+        self._workers = Workers("pario-land", _LANDERS)
         looks = zip(store.files, snapshots, strict=True)
-        self._looks = [SharedLook(part, snapshot, count) for part, snapshot in looks]
+        self._looks = [SharedLook(part, snapshot, self._workers, count) for part, snapshot in looks]
+        self._landing = threading.Semaphore(max(1, _LANDING_BYTES // grid.chunk_bytes))
+        self._scratch: deque[np.ndarray] = deque(maxlen=_SCRATCH)
         # Of each file: reads that have taken bytes past the tiers, and how many of them a look has followed.
         self._direct, self._looked = np.zeros(len(self._looks), np.int64), np.zeros(len(self._looks), np.int64)
         self._read_bytes = -(-read_bytes // _ALIGN) * _ALIGN
         self._peers: Peers | None = None
         self._keeps: np.ndarray | None = None
         self._lock, self._last = threading.Lock(), threading.local()
-        self._on_their_way: dict[int, threading.Event] = {}
+        self._on_their_way: dict[int, list[Done]] = {}  # whom to call
         self._had = np.zeros(grid.chunks, bool)  # chunks that were put into a tier
 
     def join(self, peers: Peers, keeps: np.ndarray) -> None:
@@ -182,11 +200,13 @@ class StagedFetcher(Fetcher):
         """Those that this process is to bring, in this order."""
         if self._keeps is not None:
             chunks = chunks[self._keeps[chunks]]
-        for chunk in dict.fromkeys(chunks.tolist()):
-            if not all(tier.is_full for tier in self.tiers):
-                self.bring(chunk)
-            elif (others := self._on_their_way.get(chunk)) is not None:  # it is what has taken the last room
-                others.wait()
+        arrivals: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        wanted = list(dict.fromkeys(chunks.tolist()))
+        for chunk in wanted:
+            self.bring(chunk, arrivals.put)
+        errors = [arrivals.get() for _ in wanted]
+        for error in filter(None, errors):
+            raise error
 
     def lend(self, extents: np.ndarray) -> tuple[np.ndarray, list[Part]]:
         """What this node's tiers have of these extents (EXTENT[n], each within one chunk), for another process:
@@ -207,53 +227,108 @@ class StagedFetcher(Fetcher):
         cuts = np.concatenate([[0], ends]).tolist()
         return here, [Part(memory[cuts[a] : cuts[b]]) for a, b in zip(bounds[::2], bounds[1::2], strict=True)]
 
-    def bring(self, chunk: int, *, ask_peers: bool = True, read: Callable[[int], None] = _nothing) -> None:
-        """Bring a chunk into the nearest tier that has room, unless that one or a nearer one has it. If others are at
-        it, wait for them. Raises ReadError, SnapshotError, ClosedError.
+    def bring(
+        self, chunk: int, done: Done, *, ask_peers: bool = True, read: Callable[[int], None] = _nothing
+    ) -> None:
+        """Bring a chunk into the nearest tier that has room, unless that one or a nearer one has it, or others are at
+        it. Raises nothing but what interrupts this thread.
 
+        done(error) : called once, by any thread, when it is here, there was no room, or it could not be read; the error
+            is a ReadError, SnapshotError or ClosedError. It may be called before this returns, or long after: a look at
+            the file follows the read of the store, and this thread does not wait for it
         ask_peers : other nodes may have it, or are to bring it
         read(bytes) : called when the store has answered, if this call has asked it; with 0 before it asks other nodes
         """
         with self._lock:
             others = self._on_their_way.get(chunk)
-            if others is None:
-                self._on_their_way[chunk] = threading.Event()
-        if others is not None:
-            others.wait()
-            return
-        try:
-            for k, tier in enumerate(self.tiers):
-                here = tier.has(chunk)
-                if tier.asks and not here:
-                    read(0)
-                if here or (not tier.is_full and tier.fill(chunk, partial(self._load, chunk, k, ask_peers, read))):
-                    break
-        finally:
-            with self._lock:
-                self._on_their_way.pop(chunk).set()
-
-    def _load(self, chunk: int, number: int, ask_peers: bool, read: Callable[[int], None], out: np.ndarray) -> None:
-        """Read a chunk for the tier of this number: from those behind it, from another node or from the store. It and
-        the tiers behind it keep the chunk."""
-        offset, nbytes = self.grid.span(chunk)
-        data, tiers = out[:nbytes], self.tiers[number:]
-        if any(tier.read(offset, data) for tier in tiers[1:]):
-            return
-        peers = self._peers if ask_peers else None
-        # Others have what this node is responsible for only if it had it itself, and gave it back.
-        if peers is not None and (self._had[chunk] or not peers.is_responsible(chunk)):
-            read(0)
-            whole = _extents(np.array([offset]), np.array([nbytes]))
-            if peers.read(whole, out, np.zeros(1, np.int64), keeps=True).all():
-                self._keep(tiers, chunk, data)
+            if others is not None:
+                others.append(done)
                 return
-        # Other processes wait only for a read of the store: one that waits for other nodes could wait in a circle.
+            self._on_their_way[chunk] = [done]
+        later, error = False, None
+        try:
+            later = self._begin(chunk, ask_peers, read)
+        except Exception as e:
+            error = e
+        finally:
+            if not later:
+                self._arrived(chunk, error)
+
+    def _begin(self, chunk: int, ask_peers: bool, read: Callable[[int], None]) -> bool:
+        """Returns whether the chunk arrives later."""
+        for number, tier in enumerate(self.tiers):
+            if tier.has(chunk):
+                return False
+            if tier.asks and not tier.is_full:
+                read(0)
+                if tier.ask(chunk):
+                    return False
+            elif not tier.is_full:
+                return self._load(chunk, self.tiers[number:], ask_peers, read)
+        return False
+
+    def _arrived(self, chunk: int, error: BaseException | None) -> None:
+        with self._lock:
+            waiting = self._on_their_way.pop(chunk, [])
+        for done in waiting:
+            done(error)
+
+    def _load(self, chunk: int, tiers: Sequence[AnyTier], ask_peers: bool, read: Callable[[int], None]) -> bool:
+        """Read a chunk from these tiers but the first one, from another node or from the store; all of them are to keep
+        it. Returns whether it arrives later."""
+        try:
+            memory = self._scratch.pop()
+        except IndexError:  # new memory for each chunk costs more than its bytes
+            memory = large_pages(self.grid.chunk_bytes)
+        offset, nbytes = self.grid.span(chunk)
+        data, later = memory[:nbytes], False
         with ExitStack() as stack:
-            for tier in tiers:
-                stack.enter_context(tier.bringing(chunk))
-            if not any(tier.read(offset, data) for tier in tiers):  # which another process has just brought
-                self._load_from_store(offset, nbytes, out, read)
-            self._keep(tiers, chunk, data)
+            if not (
+                any(tier.read(offset, data) for tier in tiers[1:])
+                or (ask_peers and self._comes_from_peers(chunk, memory, read))
+            ):
+                # Other processes wait only for a read of the store: one that waits for other nodes could wait in a
+                # circle.
+                for tier in tiers:
+                    stack.enter_context(tier.bringing(chunk))
+                if not any(tier.read(offset, data) for tier in tiers):  # which another process has just brought
+                    look = self._load_from_store(offset, nbytes, memory, read)
+                    self._landing.acquire()
+                    later = True
+                    look.after(partial(self._land, chunk, tiers, memory, stack.pop_all()))
+            if not later:
+                self._keep(tiers, chunk, data)
+                self._scratch.append(memory)
+        return later
+
+    def _comes_from_peers(self, chunk: int, out: np.ndarray, read: Callable[[int], None]) -> bool:
+        peers = self._peers
+        # Others have what this node is responsible for only if it had it itself, and gave it back.
+        if peers is None or (not self._had[chunk] and peers.is_responsible(chunk)):
+            return False
+        read(0)
+        offset, nbytes = self.grid.span(chunk)
+        whole = _extents(np.array([offset]), np.array([nbytes]))
+        return bool(peers.read(whole, out, np.zeros(1, np.int64), keeps=True).all())
+
+    def _land(
+        self,
+        chunk: int,
+        tiers: Sequence[AnyTier],
+        memory: np.ndarray,
+        claims: ExitStack,
+        error: BaseException | None,
+    ) -> None:
+        """What the store gave was right, or `error`."""
+        try:
+            with claims:
+                if error is None:
+                    self._keep(tiers, chunk, memory[: self.grid.span(chunk)[1]])
+        except BaseException as e:
+            error = e
+        self._scratch.append(memory)
+        self._landing.release()
+        self._arrived(chunk, error)
 
     def _keep(self, tiers: Sequence[AnyTier], chunk: int, data: np.ndarray) -> None:
         self._had[chunk] = True
@@ -261,17 +336,21 @@ class StagedFetcher(Fetcher):
             if not tier.is_full:
                 tier.put(chunk, data)
 
-    def _load_from_store(self, offset: int, nbytes: int, out: np.ndarray, read: Callable[[int], None]) -> None:
+    def _load_from_store(
+        self, offset: int, nbytes: int, out: np.ndarray, read: Callable[[int], None]
+    ) -> SharedLook:
+        """Returns what must look before anybody gets this."""
         store = self._store
         size = -(-nbytes // store.align) * store.align
         starts = np.arange(0, size, self._read_bytes)
         reads = _extents(offset + starts, np.minimum(self._read_bytes, size - starts))
         store.read(reads, out, starts)
         read(size)
-        self._looks[int(self._store.file_of(reads["offset"])[0])].check()  # a chunk lies in one file
         self._count(len(reads), size)
+        return self._looks[int(store.file_of(reads["offset"])[0])]  # a chunk lies in one file
 
     def close(self) -> None:
+        self._workers.close(0)
         self._store.close()
 
 
