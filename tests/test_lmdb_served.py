@@ -15,6 +15,7 @@ from pathlib import Path
 import lmdb
 import numpy as np
 import pytest
+from tiers import brought
 
 import pario
 import pario.lmdb

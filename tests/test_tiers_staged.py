@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiers import CHUNKS, DATA, GRID
+from tiers import CHUNKS, DATA, GRID, brought
 
 from pario.errors import ReadError, SnapshotError
 from pario.fetch.pool import ReadPool

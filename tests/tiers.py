@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import queue
+
 import numpy as np
 
 from pario.tiers.base import AnyTier
 from pario.tiers.grid import BLOCK_BYTES, Grid
+from pario.tiers.staged import StagedFetcher
 
 CHUNKS = 5
 GRID = Grid((CHUNKS - 1) * 8 * BLOCK_BYTES + 1234, 8 * BLOCK_BYTES)
@@ -20,3 +23,10 @@ def chunk_of(chunk: int, data: np.ndarray = DATA, grid: Grid = GRID) -> np.ndarr
 def read(tier: AnyTier, offset: int, nbytes: int) -> bytes | None:
     out = np.full(nbytes, 0xAA, dtype=np.uint8)
     return out.tobytes() if tier.read(offset, out) else None
+
+
+def brought(fetcher: StagedFetcher, chunk: int) -> None:
+    """Bring a chunk, and wait until it is here."""
+    arrivals: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+    fetcher.bring(chunk, arrivals.put)
+    assert arrivals.get(timeout=30) is None

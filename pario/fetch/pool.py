@@ -33,7 +33,7 @@ class Behind(Protocol):
     def bring(self, what: int, read: Callable[[int], None]) -> None:
         """Bring it, once for each `next`. Raises nothing.
 
-        read(bytes) : to be called as soon as the store has answered, or with 0 before others are asked
+        read(bytes) : to be called as soon as the store has answered, if it was asked
         """
 
 
@@ -149,8 +149,7 @@ class ReadPool:
 
     def _wake(self, reads: int) -> None:
         """Let threads come for this many more reads. Raises ParioError."""
-        # Behind, some threads wait for other nodes. The knob is turned by anybody.
-        if self._threads != (threads := self.inflight * (2 if self._behind else 1)):
+        if self._threads != (threads := self.inflight):  # the knob is turned by anybody
             self._threads = threads
             self._readers.resize(threads)
         more = min(self.inflight - self._active, reads)
@@ -217,26 +216,19 @@ class ReadPool:
                 return
             self._reading += 1
             self._depth.begin(begin, self._reading)
-        asked = waits = False
+        asked = False
 
         def read(nbytes: int) -> None:
-            """While this thread waits for another node, another one reads. (197 KB, "global", two nodes, 20 ms and 200
-            MB/s, three runs in turns, with `Peers.is_responsible`: 0.72 to 0.75 of the store's rate; so 0.81 to 0.86.)
-            """
-            nonlocal asked, waits
-            if asked:
-                return
-            asked, waits = True, not nbytes
+            nonlocal asked
+            asked = True
             with self._lock:
                 self._reading -= 1
-                self._active -= waits
-                turned = not waits and self._depth.end(begin, time.perf_counter(), 1, nbytes)
-            if waits or turned:
+                turned = self._depth.end(begin, time.perf_counter(), 1, nbytes)
+            if turned:
                 self._resize()
 
         behind.bring(what, read)
-        with self._lock:  # what other tiers, nodes and processes bring says nothing about the store
-            self._active += waits
+        with self._lock:  # what other tiers and processes bring says nothing about the store
             self._reading -= not asked
 
     def _take(self) -> Callable[[], None] | None:

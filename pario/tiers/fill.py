@@ -6,12 +6,17 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from pario.errors import ClosedError
 from pario.fetch.pool import ReadPool
 from pario.stats.rank import RankStats
+from pario.threads import Workers
 from pario.tiers.memory import MemoryTier
 from pario.tiers.staged import StagedFetcher
+
+#: Threads that ask other nodes, or the node's service, for chunks.
+ASKERS = 16
 
 
 class Filler:
@@ -36,6 +41,7 @@ class Filler:
     ) -> None:
         self._staged, self._memory = staged, memory
         self._chunks, self._failed, self._stats = chunks, failed, stats
+        self._askers = Workers("pario-ask", ASKERS)
         self._turn = threading.Condition()  # guards the iterator and those below
         self._under_way = 0
         self._stopped = self._is_last = False
@@ -49,18 +55,26 @@ class Filler:
 
     def next(self) -> int | None:
         with self._turn:
-            chunk = None
-            if not self._stopped and not self._is_last and not self._memory.is_full:
-                try:
-                    chunk = next(self._chunks, None)
-                except BaseException as e:  # of the index
-                    self._fail(e)
-            if chunk is None:
-                self._is_last = True
-                self._end()
-                return None
-            self._under_way += 1
-            return chunk
+            while True:
+                chunk = None
+                if not self._stopped and not self._is_last and not self._memory.is_full:
+                    try:
+                        chunk = next(self._chunks, None)
+                    except BaseException as e:  # of the index
+                        self._fail(e)
+                if chunk is None:
+                    self._is_last = True
+                    self._end()
+                    return None
+                self._under_way += 1
+                if not self._staged.is_others(chunk) or not self._askers.put(partial(self._ask, chunk)):
+                    return chunk
+
+    def _ask(self, chunk: int) -> None:
+        if self._stopped:
+            self._brought(None)
+        else:
+            self._staged.bring(chunk, self._brought)
 
     def bring(self, what: int, read: Callable[[int], None]) -> None:
         begin = self._stats.begin_reads()
@@ -78,6 +92,7 @@ class Filler:
         """Nobody is at a chunk, and nobody will be."""
         if (self._is_last or self._stopped) and not self._under_way:
             self._memory.announce(False)
+            self._askers.close(0)
             self._turn.notify_all()
 
     def _fail(self, error: BaseException) -> None:

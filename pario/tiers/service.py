@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
 
 import numpy as np
@@ -105,13 +105,13 @@ class Service:
 
     def _bring(self, staged: StagedFetcher, extents: np.ndarray, kind: int) -> list[int]:
         """Bring what is missing; returns the chunks that are still on their way."""
-        under_way: dict[int, Future[None]] = {}
-        for chunk in dict.fromkeys((extents["offset"] // staged.grid.chunk_bytes).tolist()):
-            if not any(tier.has(chunk) for tier in staged.tiers):
-                under_way[chunk] = self._brought(staged, chunk, kind)
-        # The more requests wait for a thread, the sooner this asker is told to come again.
+        chunks = np.unique(extents["offset"] // staged.grid.chunk_bytes).tolist()
+        missing = [chunk for chunk in chunks if not any(tier.has(chunk) for tier in staged.tiers)]
+        under_way = {chunk: self._brought(staged, chunk, kind) for chunk in missing}
+        # The more requests wait for a thread, the sooner this asker is told to come again. What is here does not wait
+        # for what is still to come, nor what comes first for the last.
         patience = _BRING_S * min(1.0, self._threads / max(1, self._server.load()))
-        _, late = wait(under_way.values(), patience)
+        _, late = wait(under_way.values(), patience if len(missing) == len(chunks) else 0, FIRST_COMPLETED)
         return [chunk for chunk, future in under_way.items() if future in late]
 
     def _brought(self, staged: StagedFetcher, chunk: int, kind: int) -> Future[None]:

@@ -237,7 +237,7 @@ class StagedFetcher(Fetcher):
             is a ReadError, SnapshotError or ClosedError. It may be called before this returns, or long after: a look at
             the file follows the read of the store, and this thread does not wait for it
         ask_peers : other nodes may have it, or are to bring it
-        read(bytes) : called when the store has answered, if this call has asked it; with 0 before it asks other nodes
+        read(bytes) : called when the store has answered, if this call has asked it
         """
         with self._lock:
             others = self._on_their_way.get(chunk)
@@ -260,7 +260,6 @@ class StagedFetcher(Fetcher):
             if tier.has(chunk):
                 return False
             if tier.asks and not tier.is_full:
-                read(0)
                 if tier.ask(chunk):
                     return False
             elif not tier.is_full:
@@ -285,7 +284,7 @@ class StagedFetcher(Fetcher):
         with ExitStack() as stack:
             if not (
                 any(tier.read(offset, data) for tier in tiers[1:])
-                or (ask_peers and self._comes_from_peers(chunk, memory, read))
+                or (ask_peers and self._comes_from_peers(chunk, memory))
             ):
                 # Other processes wait only for a read of the store: one that waits for other nodes could wait in a
                 # circle.
@@ -301,15 +300,19 @@ class StagedFetcher(Fetcher):
                 self._scratch.append(memory)
         return later
 
-    def _comes_from_peers(self, chunk: int, out: np.ndarray, read: Callable[[int], None]) -> bool:
-        peers = self._peers
+    def is_others(self, chunk: int) -> bool:
+        """True if another process or node is to bring this chunk, so that bringing it here is asking for it."""
         # Others have what this node is responsible for only if it had it itself, and gave it back.
-        if peers is None or (not self._had[chunk] and peers.is_responsible(chunk)):
+        peers = self._peers
+        mine = peers is None or (not self._had[chunk] and peers.is_responsible(chunk))
+        return not mine or any(tier.asks for tier in self.tiers)
+
+    def _comes_from_peers(self, chunk: int, out: np.ndarray) -> bool:
+        if self._peers is None or not self.is_others(chunk):
             return False
-        read(0)
         offset, nbytes = self.grid.span(chunk)
         whole = _extents(np.array([offset]), np.array([nbytes]))
-        return bool(peers.read(whole, out, np.zeros(1, np.int64), keeps=True).all())
+        return bool(self._peers.read(whole, out, np.zeros(1, np.int64), keeps=True).all())
 
     def _land(
         self,
