@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from math import prod
 
 import numpy as np
@@ -24,6 +25,31 @@ def large_pages(nbytes: int) -> np.ndarray:
     whole = -(-max(nbytes, 1) // _LARGE) * _LARGE
     memory = np.empty(_LARGE + whole, np.uint8)  # from twice _LARGE on, numpy asks the system for them
     return memory[-memory.ctypes.data % _LARGE :][:whole]
+
+
+class Buffers:
+    """Memory for reads, which is given back when its contents are no longer needed. Any thread.
+
+    least : bytes of each piece
+    """
+
+    #: kept for later reads
+    _MOST = 8
+
+    def __init__(self, least: int) -> None:
+        self._least = least
+        self._free: deque[np.ndarray] = deque(maxlen=self._MOST)
+
+    def take(self, nbytes: int) -> np.ndarray:
+        """u8[k], k >= nbytes, that begins at a page. New memory costs more than what is read into it."""
+        with suppress(IndexError):
+            memory = self._free.pop()
+            if len(memory) >= nbytes:
+                return memory
+        return large_pages(max(nbytes, self._least))
+
+    def give(self, memory: np.ndarray) -> None:
+        self._free.append(memory)
 
 
 #: What `take` is asked for: name -> (shape, dtype).

@@ -30,7 +30,7 @@ from pario.errors import ParioError
 
 _log = logging.getLogger("pario")
 
-Unit = Callable[[], None]
+Unit = Callable[[], object]
 
 #: Seconds, when the script has ended, for all threads together to come back from what they are at.
 _END_S = 5.0
@@ -137,6 +137,13 @@ class AnyWorkers(ABC):
 
         Raises ParioError if not even one thread can be started.
         """
+
+    def run(self, unit: Unit) -> None:
+        """Let a thread run this unit; this one does if there is no other for it."""
+        with suppress(ParioError):
+            if self.put(unit):
+                return
+        unit()
 
     @abstractmethod
     def close(self, limit_s: float = math.inf, cancel: bool = False) -> bool:

@@ -7,7 +7,6 @@ import signal
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,8 +21,6 @@ from pario.machine import allow_many_files
 from pario.options import Options, Tier, read_tiers
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     import numpy as np
 
     from pario.comm.base import AnyWorld
@@ -114,23 +111,22 @@ def _sum_of_nodes(world: AnyWorld, value: int) -> int:
 
 def _bring(reader: Reader, chunks: np.ndarray) -> None:
     """Raises ReadError, SnapshotError."""
+    from pario.stats.rank import RankStats
+    from pario.tiers.fill import Filler
+
     assert reader.stage is not None
-    _ = reader.file.pool  # opens the file on this rank
-    fetcher = reader.stage.fetcher
-    assert fetcher is not None
-    (disk,) = reader.stage.tiers
+    pool, (disk,) = reader.file.pool, reader.stage.tiers  # opens the file on this rank
+    assert reader.stage.fetcher is not None
+    errors: list[BaseException] = []
+    stats, before = RankStats(), disk.counts.puts
+    fill = Filler(pool, reader.stage.fetcher, disk, iter(chunks.tolist()), stats=stats, failed=errors.append)
     bar = screen.bar(len(chunks) * disk.grid.chunk_bytes, "staging", "B")
-    under_way: deque[Future[bool]] = deque()
-    for chunk in chunks.tolist():
-        if disk.is_full:
-            break
-        under_way.append(reader.file.call(fetcher.bring, chunk))
-        if len(under_way) >= 2 * reader.options.usual_inflight:
-            under_way.popleft().result()
-            bar.update(disk.grid.chunk_bytes)
-    for future in under_way:
-        future.result()
+    while not fill.is_over:
+        time.sleep(0.02)
+        bar.update((disk.counts.puts - before) * disk.grid.chunk_bytes - bar.n)
     screen.end_bar()
+    for error in errors:
+        raise error
 
 
 # -- while jobs run ----------------------------------------------------------------------------------------------------

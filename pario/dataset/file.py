@@ -5,11 +5,8 @@ from __future__ import annotations
 import math
 import os
 import threading
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from functools import cached_property, partial
-from typing import Any
 
 from pario import machine
 from pario.comm.base import AnyWorld
@@ -26,7 +23,6 @@ from pario.format.meta import Snapshot
 from pario.options import Options
 from pario.plane.joining import store_agent
 from pario.stats.tracing import joined
-from pario.threads import Workers
 from pario.tune.live_knobs import Knobs
 
 
@@ -57,8 +53,6 @@ class DataFile:
         self.given = tuple(given)
         self.fetchers: list[OneFile] = []
         self._world = world
-        # Not the threads that read: what is called may wait for reads.
-        self._callers = Workers("pario-call", options.usual_inflight)
         self._fetcher = fetcher
         # A process may have a world of its own beside others of its job.
         rank, size = (world.rank, world.size) if world.size > 1 else rank_and_size()
@@ -136,13 +130,6 @@ class DataFile:
             assert pool is not None  # only `close` takes it away
         return pool
 
-    def call(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Call `function` in another thread, for work that may read by itself; this does not open the file. At most
-        `Options.usual_inflight` calls run at once. Raises ClosedError after `close`."""
-        if self._callers.has_ended:
-            raise ClosedError("its threads have ended", path=self.path)
-        return self._callers.call(function, *arguments)
-
     def check_open(self) -> None:
         """Raises ClosedError."""
         if self._closed:
@@ -152,9 +139,7 @@ class DataFile:
         """Not collective. With reads in flight after `limit_s` seconds, the file closes later."""
         self._closed = True
         pool, self.opened = self.opened, None
-        end = time.monotonic() + limit_s
-        ended = pool is None or pool.close(limit_s)
-        if self._callers.close(max(0.0, end - time.monotonic())) and ended and pool is not None:
+        if pool is not None and pool.close(limit_s):
             pool.fetcher.close()
 
     def _open(self, gate: Gate | None, path: str, via: str | None = None) -> OneFile:

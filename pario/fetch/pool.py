@@ -30,11 +30,9 @@ class Behind(Protocol):
     def next(self) -> int | None:
         """What to bring; None: there is nothing more."""
 
-    def bring(self, what: int, read: Callable[[int], None]) -> None:
-        """Bring it, once for each `next`. Raises nothing.
-
-        read(bytes) : to be called as soon as the store has answered, if it was asked
-        """
+    def bring(self, what: int) -> int:
+        """Bring it, once for each `next`, or begin to. Returns the bytes that the store was asked for; raises
+        nothing."""
 
 
 class ReadPool:
@@ -216,20 +214,13 @@ class ReadPool:
                 return
             self._reading += 1
             self._depth.begin(begin, self._reading)
-        asked = False
-
-        def read(nbytes: int) -> None:
-            nonlocal asked
-            asked = True
-            with self._lock:
-                self._reading -= 1
-                turned = self._depth.end(begin, time.perf_counter(), 1, nbytes)
-            if turned:
-                self._resize()
-
-        behind.bring(what, read)
-        with self._lock:  # what other tiers and processes bring says nothing about the store
-            self._reading -= not asked
+        nbytes = behind.bring(what)
+        with self._lock:
+            self._reading -= 1
+            # What other tiers, nodes and processes bring says nothing about the store.
+            turned = nbytes > 0 and self._depth.end(begin, time.perf_counter(), 1, nbytes)
+        if turned:
+            self._resize()
 
     def _take(self) -> Callable[[], None] | None:
         with self._lock:

@@ -13,7 +13,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 
 from pario.errors import CorruptedError, FileError, ParioError, SnapshotError
@@ -21,7 +20,7 @@ from pario.fetch.base import Fetcher
 from pario.format.meta import EXPLAIN_BYTES, Snapshot, explain, newest, page_size, sniff
 from pario.format.tar import BLOCK, TarSnapshot, is_header
 from pario.kernels.nodes import FILE
-from pario.threads import Workers
+from pario.threads import AnyWorkers
 
 #: What the first read brings: both meta pages, at the usual page size.
 _HEAD_BYTES = 8192
@@ -167,25 +166,29 @@ class SharedLook:
     began, and the next one begins when it has ended. (197 KB records, 4 ranks on 2 nodes, 20 ms and 200 MB/s, with
     threads that wait for the looks: 0.84 of the store's rate in "global" order, 0.89 in key order.)
 
-    workers : look, and call back
+    lane : of one thread, which looks
+    workers : call back
     count(reads, bytes) : called for each look
     """
 
     def __init__(
-        self, fetcher: Fetcher, snapshot: Snapshot, workers: Workers, count: Callable[[int, int], None]
+        self,
+        fetcher: Fetcher,
+        snapshot: Snapshot,
+        lane: AnyWorkers,
+        workers: AnyWorkers,
+        count: Callable[[int, int], None],
     ) -> None:
-        self._fetcher, self._snapshot, self._workers, self._count = fetcher, snapshot, workers, count
-        self._lock = threading.Lock()  # guards the two below
+        self._fetcher, self._snapshot, self._count = fetcher, snapshot, count
+        self._lane, self._workers = lane, workers
+        self._lock = threading.Lock()
         self._waiting: list[Callable[[BaseException | None], None]] = []
-        self._looks = False
 
     def after(self, done: Callable[[BaseException | None], None]) -> None:
         """Call `done` when a look that begins from now on has ended, with what it raised. `done` raises nothing."""
         with self._lock:
             self._waiting.append(done)
-            first, self._looks = not self._looks, True
-        if first:
-            self._put(self._look)
+        self._lane.run(self._look)
 
     def check_alone(self) -> None:
         """A look at once, in this thread, for one that follows many reads. Raises what `check_snapshot` raises."""
@@ -195,24 +198,15 @@ class SharedLook:
     def _look(self) -> None:
         with self._lock:
             waiting, self._waiting = self._waiting, []
+        if not waiting:  # the look before was theirs
+            return
         error: BaseException | None = None
         try:
             self.check_alone()
         except BaseException as e:
             error = e
         for done in waiting:
-            self._put(partial(done, error))
-        with self._lock:
-            self._looks = bool(self._waiting)
-            again = self._looks
-        if again:  # behind the others: they have what was read
-            self._put(self._look)
-
-    def _put(self, unit: Callable[[], None]) -> None:
-        with suppress(ParioError):
-            if self._workers.put(unit):
-                return
-        unit()  # there is no thread for it
+            self._workers.run(partial(done, error))
 
 
 def file_words(snapshot: Snapshot) -> list[int]:

@@ -76,6 +76,10 @@ class AnyTier(ABC):
         """Of one that `asks`: let another process bring the chunk; returns whether it is here then."""
         return False
 
+    def announce(self, filling: bool) -> None:
+        """By the process that fills it: whether chunks are on their way, so that waiting for them has a point."""
+        return
+
     @contextmanager
     def bringing(self, chunk: int) -> Iterator[None]:
         """`with tier.bringing(chunk):` while this process brings a chunk here. Others that share the tier and want to

@@ -32,13 +32,14 @@ from typing import TypeVar
 
 import numpy as np
 
+from pario.buffers import Buffers
 from pario.errors import OptionError
 from pario.kernels.pack import copy_ranges
 from pario.kernels.private import PrivateDirectory
 from pario.machine import write_all
 from pario.tiers.base import AnyTier, Counts
 from pario.tiers.disk_files import Claims, DiskFiles, Room, locked, root_of
-from pario.tiers.disk_reads import NOW, Batch, Buffers, Found, batches_of, read_batch, read_now
+from pario.tiers.disk_reads import BATCH_BYTES, NOW, Batch, Found, batches_of, read_batch, read_now
 from pario.tiers.grid import BLOCK_BYTES, Grid
 from pario.tiers.map import ChunkMap, block_sums
 from pario.tiers.patience import Patience, StalledError, Step
@@ -87,7 +88,7 @@ class DiskTier(AnyTier):
         self._room = Room(root, quota, floor)
         self._claims = Claims()
         self._patience = Patience("pario-disk", _STALL_S)
-        self._buffers = Buffers()
+        self._buffers = Buffers(BATCH_BYTES)
         self._files: DiskFiles | None = self._patience.call(lambda _: self._opened(identity, path))
         self._reads_now = bool(NOW)
         self._failed, self._rests_until = 0, 0.0

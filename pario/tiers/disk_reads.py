@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import errno
 import os
-from collections import deque
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from pario.buffers import large_pages
 from pario.comm.memory import PAGE
 from pario.kernels.reads import read_spans
 from pario.tiers.disk_files import DiskFiles
@@ -26,7 +24,7 @@ from pario.tiers.patience import Step
 NOW: int = getattr(os, "RWF_NOWAIT", 0)
 
 #: About this many bytes are read by one call of a thread that can be left behind.
-_BATCH_BYTES = 4 << 20
+BATCH_BYTES = 4 << 20
 #: Runs that are longer bypass the page cache. Of shorter ones many are in one block, in random order: where memory has
 #: room for the copy, each block is then read once. (3 KB records in "global" order past it: 38 s, through it 18 s.)
 _LONG_BYTES = 64 << 10
@@ -74,7 +72,7 @@ def batches_of(offsets: np.ndarray, nbytes: np.ndarray, members: np.ndarray) -> 
     first = offsets[members] // BLOCK_BYTES
     ends = np.maximum.accumulate(-(-(offsets[members] + nbytes[members]) // BLOCK_BYTES))  # of all extents so far
     news = ends - np.maximum(first, np.concatenate([[0], ends[:-1]]))  # blocks that nobody before has touched
-    batch = (np.cumsum(np.maximum(news, 0)) - 1) // (_BATCH_BYTES // BLOCK_BYTES)
+    batch = (np.cumsum(np.maximum(news, 0)) - 1) // (BATCH_BYTES // BLOCK_BYTES)
     cuts = [*np.flatnonzero(np.diff(batch, prepend=-1)).tolist(), len(members)]
     return [_batch(offsets, first, ends, members, a, b) for a, b in pairwise(cuts)]
 
@@ -89,29 +87,6 @@ def _batch(offsets: np.ndarray, first: np.ndarray, ends: np.ndarray, members: np
     run = np.cumsum(new) - 1
     starts = offsets[members] - begins[run] + (np.cumsum(sizes) - sizes)[run]
     return Batch(begins, sizes, members, starts, int(sizes.sum()))
-
-
-class Buffers:
-    """Memory for reads that may be left behind: what they write to is not given back. Any thread."""
-
-    #: kept for later reads
-    _MOST = 8
-
-    def __init__(self) -> None:
-        self._free: deque[np.ndarray] = deque(maxlen=self._MOST)
-
-    def take(self, nbytes: int) -> np.ndarray:
-        """u8[k], k >= nbytes, that begins at a page. New memory costs more than what is read into it."""
-        try:
-            memory = self._free.pop()
-            if len(memory) >= nbytes:
-                return memory
-        except IndexError:
-            pass
-        return large_pages(max(nbytes, _BATCH_BYTES))
-
-    def give(self, memory: np.ndarray) -> None:
-        self._free.append(memory)
 
 
 def read_now(files: DiskFiles, grid: Grid, batch: Batch, memory: np.ndarray) -> Found:

@@ -1,4 +1,4 @@
-"""Brings chunks into the memory tier, in the background and in the order of their first use."""
+"""Brings chunks into the tiers, in the background and in the order of their first use."""
 
 from __future__ import annotations
 
@@ -11,12 +11,8 @@ from functools import partial
 from pario.errors import ClosedError
 from pario.fetch.pool import ReadPool
 from pario.stats.rank import RankStats
-from pario.threads import Workers
-from pario.tiers.memory import MemoryTier
+from pario.tiers.base import AnyTier
 from pario.tiers.staged import StagedFetcher
-
-#: Threads that ask other nodes, or the node's service, for chunks.
-ASKERS = 16
 
 
 class Filler:
@@ -33,42 +29,42 @@ class Filler:
         self,
         pool: ReadPool,
         staged: StagedFetcher,
-        memory: MemoryTier,
+        tier: AnyTier,
         chunks: Iterator[int],
         *,
         stats: RankStats,
         failed: Callable[[BaseException], None],
     ) -> None:
-        self._staged, self._memory = staged, memory
+        self._staged, self._tier = staged, tier
         self._chunks, self._failed, self._stats = chunks, failed, stats
-        self._askers = Workers("pario-ask", ASKERS)
         self._turn = threading.Condition()  # guards the iterator and those below
         self._under_way = 0
         self._stopped = self._is_last = False
         self.error: BaseException | None = None
-        memory.announce(True)
+        tier.announce(True)
         try:
             pool.work_behind(self)
         except BaseException:
-            memory.announce(False)
+            tier.announce(False)
             raise
 
     def next(self) -> int | None:
         with self._turn:
-            while True:
-                chunk = None
-                if not self._stopped and not self._is_last and not self._memory.is_full:
-                    try:
-                        chunk = next(self._chunks, None)
-                    except BaseException as e:  # of the index
-                        self._fail(e)
+            while not (self._stopped or self._is_last or self._tier.is_full):
+                try:
+                    chunk = next(self._chunks, None)
+                except BaseException as e:  # of the index
+                    self._fail(e)
+                    break
                 if chunk is None:
-                    self._is_last = True
-                    self._end()
-                    return None
+                    break
                 self._under_way += 1
-                if not self._staged.is_others(chunk) or not self._askers.put(partial(self._ask, chunk)):
+                if not self._staged.is_others(chunk):
                     return chunk
+                self._staged.askers.run(partial(self._ask, chunk))
+            self._is_last = True
+            self._end()
+            return None
 
     def _ask(self, chunk: int) -> None:
         if self._stopped:
@@ -76,10 +72,11 @@ class Filler:
         else:
             self._staged.bring(chunk, self._brought)
 
-    def bring(self, what: int, read: Callable[[int], None]) -> None:
+    def bring(self, what: int) -> int:
         begin = self._stats.begin_reads()
-        self._staged.bring(what, self._brought, read=read)
+        nbytes = self._staged.bring(what, self._brought)
         self._stats.end_reads(time.perf_counter() - begin)
+        return nbytes
 
     def _brought(self, error: BaseException | None) -> None:
         if error is not None:
@@ -91,8 +88,7 @@ class Filler:
     def _end(self) -> None:
         """Nobody is at a chunk, and nobody will be."""
         if (self._is_last or self._stopped) and not self._under_way:
-            self._memory.announce(False)
-            self._askers.close(0)
+            self._tier.announce(False)
             self._turn.notify_all()
 
     def _fail(self, error: BaseException) -> None:

@@ -287,7 +287,6 @@ class MemoryTier(AnyTier):
             self.counts.put_bytes += written * self.grid.chunk_bytes
 
     def announce(self, filling: bool) -> None:
-        """Whether chunks are on their way, so that waiting for them has a point."""
         with self._lock:
             if self._open and self.fills:
                 self.states.announce(filling)

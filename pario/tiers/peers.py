@@ -21,14 +21,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
-from pario.errors import ParioError
 from pario.machine import open_files
 from pario.plan.placement import Placement
 from pario.threads import Lane, Workers
@@ -226,11 +224,7 @@ class Peers:
     def _start(self, lines: Iterable[Whom]) -> None:
         """Let threads send what waits in these lines."""
         for whom in lines:
-            work = partial(self._run, *whom)
-            with suppress(ParioError):
-                if self._lines[whom].lane.put(work):
-                    continue
-            work()  # no thread: in this one
+            self._lines[whom].lane.run(partial(self._run, *whom))
 
     def _run(self, node: int, kind: int) -> None:
         """Send what waits in a line until nothing does."""

@@ -27,6 +27,9 @@ _log = logging.getLogger("pario")
 _BRING_S = 1.0
 _IDENTITY_BYTES = 32
 
+#: a chunk that is being brought, and the kind of request that wants it
+_What = tuple[StagedFetcher, int, int]
+
 
 class Service:
     """One node's server, in the process that fills its tiers.
@@ -53,8 +56,8 @@ class Service:
     ) -> None:
         self._count, self._datasets, self._more = count, datasets, dict(more or {})
         self.served_bytes = 0
-        self._counting = threading.RLock()  # guards what follows; a future that is done at once calls back at once
-        self._bringing: dict[tuple[StagedFetcher, int, int], Future[None]] = {}
+        self._counting = threading.RLock()  # guards what follows; a chunk that is here calls back at once
+        self._bringing: dict[_What, Future[None]] = {}
         self._threads = threads
         self._server = AnsweringServer(
             secret,
@@ -105,7 +108,7 @@ class Service:
 
     def _bring(self, staged: StagedFetcher, extents: np.ndarray, kind: int) -> list[int]:
         """Bring what is missing; returns the chunks that are still on their way."""
-        chunks = np.unique(extents["offset"] // staged.grid.chunk_bytes).tolist()
+        chunks = list(dict.fromkeys((extents["offset"] // staged.grid.chunk_bytes).tolist()))
         missing = [chunk for chunk in chunks if not any(tier.has(chunk) for tier in staged.tiers)]
         under_way = {chunk: self._brought(staged, chunk, kind) for chunk in missing}
         # The more requests wait for a thread, the sooner this asker is told to come again. What is here does not wait
@@ -120,37 +123,24 @@ class Service:
         with self._counting:
             future = self._bringing.get(what)
             if future is None:
-                keeps = kind == peers.KEEP
-                lane = self._keep_lane if keeps else self._bring_lane
                 future = self._bringing[what] = Future()
-                future.add_done_callback(partial(self._done, what))
-                arrived = partial(_arrived, future)
-                try:
-                    call = lane.call(staged.bring, chunk, arrived, ask_peers=keeps)
-                except BaseException:
-                    future.cancel()
-                    raise
-                call.add_done_callback(lambda call: arrived(None) if call.cancelled() else None)
+                lane = self._keep_lane if kind == peers.KEEP else self._bring_lane
+                done = partial(self._arrived, what, future)
+                lane.run(partial(staged.bring, chunk, done, ask_peers=kind == peers.KEEP))
         return future
 
-    def _done(self, what: tuple[StagedFetcher, int, int], future: Future[None]) -> None:
+    def _arrived(self, what: _What, future: Future[None], error: BaseException | None) -> None:
         with self._counting:
             self._bringing.pop(what, None)
-        if not future.cancelled() and (error := future.exception()) is not None:
+        if error is not None:
             _log.debug("a chunk could not be brought for another process: %s", error)
+        future.set_result(None)
 
     def close(self, limit_s: float = 1.0) -> None:
         """Idempotent."""
         self._server.leave(limit_s)
         for lane in (self._bring_lane, self._keep_lane, self.room):
-            lane.close(limit_s, cancel=True)
-
-
-def _arrived(future: Future[None], error: BaseException | None) -> None:
-    if error is None:
-        future.set_result(None)
-    else:
-        future.set_exception(error)
+            lane.close(limit_s)
 
 
 def _check(extents: np.ndarray, grid: Grid) -> None:

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 
 import numpy as np
 
-from pario.buffers import large_pages
+from pario.buffers import Buffers
 from pario.fetch.base import Fetcher, OneFile
 from pario.fetch.snapshot import SharedLook
 from pario.format.meta import Snapshot
@@ -37,12 +36,10 @@ _ALIGN = 4096
 #: 1.9 s, 1.6 to 1.9 s.) A chunk that is missing costs the others of its read its round trip.
 _LONG_BYTES, _MOSTLY = 4 << 20, 0.95
 
-#: Threads that put away what the store has given, and look whether the file has changed.
-_LANDERS = 8
-#: What may wait for such a look; the threads that read wait when it is more.
-_LANDING_BYTES = 128 << 20
-#: Chunks' memory that is kept for the next ones.
-_SCRATCH = 8
+#: Threads that look whether the file has changed, and put away what the store has given; and that ask others.
+_LANDERS, _ASKERS = 8, 16
+#: Bytes of chunks that are read or wait for such a look: whoever brings more waits.
+_SCRATCH_BYTES = 192 << 20
 
 #: done(error)
 Done = Callable[[BaseException | None], object]
@@ -50,10 +47,6 @@ Done = Callable[[BaseException | None], object]
 _lent = threading.local()
 #: The number of the file where there is one.
 _THE_ONE = np.zeros(1, np.int64)
-
-
-def _nothing(nbytes: int) -> None:
-    """Nobody wants to know."""
 
 
 class StagedFetcher(Fetcher):
@@ -66,6 +59,7 @@ class StagedFetcher(Fetcher):
     read_bytes : the longest single read of the store
     local : the file is on this node: what no tier has is read as it is asked for, and others bring the chunks
     count(reads, bytes) : called for what was read from the store, by any thread
+    askers : threads for `bring` of chunks that `is_others` names: they wait, and threads that read must not
 
     Raises SnapshotError, besides what the store raises.
     """
@@ -90,12 +84,13 @@ class StagedFetcher(Fetcher):
         self._count = count
         self._local = local
         self._store = store
-        # They look whether the file has changed, and put away what was read.
-        self._workers = Workers("pario-land", _LANDERS)
-        looks = zip(store.files, snapshots, strict=True)
-        self._looks = [SharedLook(part, snapshot, self._workers, count) for part, snapshot in looks]
-        self._landing = threading.Semaphore(max(1, _LANDING_BYTES // grid.chunk_bytes))
-        self._scratch: deque[np.ndarray] = deque(maxlen=_SCRATCH)
+        pool = Workers("pario-chunks", 0)
+        self.askers, landers = pool.lane(_ASKERS), pool.lane(_LANDERS)
+        self._lanes = [self.askers, landers, *(pool.lane(1) for _ in snapshots)]
+        looks = zip(store.files, snapshots, self._lanes[2:], strict=True)
+        self._looks = [SharedLook(part, snapshot, lane, landers, count) for part, snapshot, lane in looks]
+        self._room = threading.Semaphore(max(1, _SCRATCH_BYTES // grid.chunk_bytes))
+        self._scratch = Buffers(grid.chunk_bytes)
         # Of each file: reads that have taken bytes past the tiers, and how many of them a look has followed.
         self._direct, self._looked = np.zeros(len(self._looks), np.int64), np.zeros(len(self._looks), np.int64)
         self._read_bytes = -(-read_bytes // _ALIGN) * _ALIGN
@@ -227,44 +222,33 @@ class StagedFetcher(Fetcher):
         cuts = np.concatenate([[0], ends]).tolist()
         return here, [Part(memory[cuts[a] : cuts[b]]) for a, b in zip(bounds[::2], bounds[1::2], strict=True)]
 
-    def bring(
-        self, chunk: int, done: Done, *, ask_peers: bool = True, read: Callable[[int], None] = _nothing
-    ) -> None:
+    def bring(self, chunk: int, done: Done, *, ask_peers: bool = True) -> int:
         """Bring a chunk into the nearest tier that has room, unless that one or a nearer one has it, or others are at
-        it. Raises nothing but what interrupts this thread.
+        it. Returns the bytes that the store was asked for; raises nothing but what interrupts this thread.
 
         done(error) : called once, by any thread, when it is here, there was no room, or it could not be read; the error
             is a ReadError, SnapshotError or ClosedError. It may be called before this returns, or long after: a look at
             the file follows the read of the store, and this thread does not wait for it
         ask_peers : other nodes may have it, or are to bring it
-        read(bytes) : called when the store has answered, if this call has asked it
         """
         with self._lock:
-            others = self._on_their_way.get(chunk)
-            if others is not None:
-                others.append(done)
-                return
-            self._on_their_way[chunk] = [done]
-        later, error = False, None
+            waiting = self._on_their_way.setdefault(chunk, [])
+            waiting.append(done)
+            if len(waiting) > 1:
+                return 0
         try:
-            later = self._begin(chunk, ask_peers, read)
-        except Exception as e:
-            error = e
-        finally:
-            if not later:
-                self._arrived(chunk, error)
-
-    def _begin(self, chunk: int, ask_peers: bool, read: Callable[[int], None]) -> bool:
-        """Returns whether the chunk arrives later."""
-        for number, tier in enumerate(self.tiers):
-            if tier.has(chunk):
-                return False
-            if tier.asks and not tier.is_full:
-                if tier.ask(chunk):
-                    return False
-            elif not tier.is_full:
-                return self._load(chunk, self.tiers[number:], ask_peers, read)
-        return False
+            for number, tier in enumerate(self.tiers):
+                if tier.has(chunk):
+                    break
+                if not tier.is_full and not tier.asks:
+                    return self._load(chunk, self.tiers[number:], ask_peers)
+                if not tier.is_full and tier.ask(chunk):
+                    break
+        except BaseException:
+            self._arrived(chunk, None)
+            raise
+        self._arrived(chunk, None)
+        return 0
 
     def _arrived(self, chunk: int, error: BaseException | None) -> None:
         with self._lock:
@@ -272,33 +256,32 @@ class StagedFetcher(Fetcher):
         for done in waiting:
             done(error)
 
-    def _load(self, chunk: int, tiers: Sequence[AnyTier], ask_peers: bool, read: Callable[[int], None]) -> bool:
+    def _load(self, chunk: int, tiers: Sequence[AnyTier], ask_peers: bool) -> int:
         """Read a chunk from these tiers but the first one, from another node or from the store; all of them are to keep
-        it. Returns whether it arrives later."""
-        try:
-            memory = self._scratch.pop()
-        except IndexError:  # new memory for each chunk costs more than its bytes
-            memory = large_pages(self.grid.chunk_bytes)
+        it. Returns the bytes of the store."""
+        self._room.acquire()
+        memory = self._scratch.take(self.grid.chunk_bytes)
         offset, nbytes = self.grid.span(chunk)
-        data, later = memory[:nbytes], False
-        with ExitStack() as stack:
-            if not (
-                any(tier.read(offset, data) for tier in tiers[1:])
-                or (ask_peers and self._comes_from_peers(chunk, memory))
-            ):
+        data, claims = memory[:nbytes], ExitStack()
+        land = partial(self._land, chunk, tiers, memory, claims)
+        try:
+            near = any(tier.read(offset, data) for tier in tiers[1:])
+            if not near and not (ask_peers and self._comes_from_peers(chunk, memory)):
                 # Other processes wait only for a read of the store: one that waits for other nodes could wait in a
                 # circle.
                 for tier in tiers:
-                    stack.enter_context(tier.bringing(chunk))
+                    claims.enter_context(tier.bringing(chunk))
                 if not any(tier.read(offset, data) for tier in tiers):  # which another process has just brought
-                    look = self._load_from_store(offset, nbytes, memory, read)
-                    self._landing.acquire()
-                    later = True
-                    look.after(partial(self._land, chunk, tiers, memory, stack.pop_all()))
-            if not later:
-                self._keep(tiers, chunk, data)
-                self._scratch.append(memory)
-        return later
+                    size, look = self._load_from_store(offset, nbytes, memory)
+                    look.after(land)
+                    return size
+        except BaseException as e:
+            land(e)
+            if not isinstance(e, Exception):
+                raise
+        else:
+            land(None)
+        return 0
 
     def is_others(self, chunk: int) -> bool:
         """True if another process or node is to bring this chunk, so that bringing it here is asking for it."""
@@ -315,23 +298,18 @@ class StagedFetcher(Fetcher):
         return bool(self._peers.read(whole, out, np.zeros(1, np.int64), keeps=True).all())
 
     def _land(
-        self,
-        chunk: int,
-        tiers: Sequence[AnyTier],
-        memory: np.ndarray,
-        claims: ExitStack,
-        error: BaseException | None,
+        self, chunk: int, tiers: Sequence[AnyTier], memory: np.ndarray, claims: ExitStack, error: BaseException | None
     ) -> None:
-        """What the store gave was right, or `error`."""
+        """Keep a chunk that is right, unless there is an error."""
         try:
             with claims:
                 if error is None:
                     self._keep(tiers, chunk, memory[: self.grid.span(chunk)[1]])
         except BaseException as e:
             error = e
-        self._scratch.append(memory)
-        self._landing.release()
-        self._arrived(chunk, error)
+        self._scratch.give(memory)
+        self._room.release()
+        self._arrived(chunk, error if isinstance(error, Exception) else None)
 
     def _keep(self, tiers: Sequence[AnyTier], chunk: int, data: np.ndarray) -> None:
         self._had[chunk] = True
@@ -339,21 +317,19 @@ class StagedFetcher(Fetcher):
             if not tier.is_full:
                 tier.put(chunk, data)
 
-    def _load_from_store(
-        self, offset: int, nbytes: int, out: np.ndarray, read: Callable[[int], None]
-    ) -> SharedLook:
-        """Returns what must look before anybody gets this."""
+    def _load_from_store(self, offset: int, nbytes: int, out: np.ndarray) -> tuple[int, SharedLook]:
+        """(bytes that were read, what must look before anybody gets them)."""
         store = self._store
         size = -(-nbytes // store.align) * store.align
         starts = np.arange(0, size, self._read_bytes)
         reads = _extents(offset + starts, np.minimum(self._read_bytes, size - starts))
         store.read(reads, out, starts)
-        read(size)
         self._count(len(reads), size)
-        return self._looks[int(store.file_of(reads["offset"])[0])]  # a chunk lies in one file
+        return size, self._looks[int(store.file_of(reads["offset"])[0])]  # a chunk lies in one file
 
     def close(self) -> None:
-        self._workers.close(0)
+        for lane in self._lanes:
+            lane.close(0)
         self._store.close()
 
 
