@@ -5,7 +5,7 @@ import gc
 import numpy as np
 import pytest
 
-from pario.buffers import BatchBuffers
+from pario.buffers import BatchBuffers, Buffers
 from pario.errors import HeldBatchesError
 
 SHAPES = {"data": ((100, 3, 10), np.dtype(np.uint8)), "label": ((100,), np.dtype(np.int64))}
@@ -76,3 +76,13 @@ def test_sizes_that_vary_stay_bounded():
 def test_arrays_come_in_the_order_that_was_asked_for() -> None:
     shapes = {"a": ((2,), np.dtype("f4")), "b": ((2,), np.dtype(object)), "c": ((2,), np.dtype("u1"))}
     assert list(BatchBuffers(1 << 20).take(shapes)) == ["a", "b", "c"]
+
+
+def test_memory_comes_back_and_begins_at_a_page() -> None:
+    buffers = Buffers(1 << 20)
+    one, long = buffers.take(10), buffers.take((4 << 20) + 1)
+    assert len(long) > 4 << 20
+    assert one.ctypes.data % 4096 == long.ctypes.data % 4096 == 0
+    buffers.give(one)
+    assert buffers.take(10) is one
+    assert buffers.take(10) is not one

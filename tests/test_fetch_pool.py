@@ -281,33 +281,3 @@ def test_a_job_that_comes_while_the_depth_grows_takes_nothing_for_a_refusal(gate
     assert (knob.most, knob.reason) == (16, "a test")
     assert done.wait(20)
     assert pool.close(20)
-
-
-def test_while_what_was_brought_is_put_away_the_next_read_is_made(gated) -> None:
-    """One read in flight, as the knob says, and two threads; when all is brought they are one again."""
-    pool = ReadPool(gated, 1)
-    reading, most, away = [0], [0], threading.Semaphore(0)
-    left, lock = [0, 1, 2, 3], threading.Lock()
-
-    class Behind:
-        def next(self) -> int | None:
-            with lock:
-                return left.pop() if left else None
-
-        def bring(self, what: int, read: Callable[[int], None]) -> None:
-            with lock:
-                reading[0] += 1
-                most[0] = max(most[0], reading[0])
-            time.sleep(0.01)
-            with lock:
-                reading[0] -= 1
-            read(1 << 20)
-            assert away.acquire(timeout=20)
-
-    pool.work_behind(Behind())
-    until(lambda: len(left) == 2)  # the second read, while the first chunk is put away
-    for _ in range(4):
-        away.release()
-    until(lambda: not left and len(names()) == 1)
-    assert most == [1]
-    assert pool.close(20)

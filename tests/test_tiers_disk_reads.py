@@ -14,7 +14,7 @@ from tiers import CHUNKS, DATA, GRID, chunk_of
 from pario.records import EXTENT
 from pario.tiers import disk_reads
 from pario.tiers.disk import DiskTier
-from pario.tiers.disk_reads import Buffers, Found, batches_of
+from pario.tiers.disk_reads import Found, batches_of
 from pario.tiers.grid import BLOCK_BYTES
 
 
@@ -23,7 +23,7 @@ from pario.tiers.grid import BLOCK_BYTES
 def test_each_extent_is_in_one_batch_and_no_block_is_read_twice_in_it(
     seed: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk_reads, "_BATCH_BYTES", most)
+    monkeypatch.setattr(disk_reads, "BATCH_BYTES", most)
     random = np.random.default_rng(seed)
     n = 200
     offsets = random.integers(0, 60 * BLOCK_BYTES, n)
@@ -58,16 +58,6 @@ def test_an_extent_is_right_if_all_its_blocks_are() -> None:
     starts = np.array([0, BLOCK_BYTES - 1, BLOCK_BYTES, 2 * BLOCK_BYTES - 1, 2 * BLOCK_BYTES, 3 * BLOCK_BYTES])
     nbytes = np.array([BLOCK_BYTES, 2, 1, 2, 2 * BLOCK_BYTES, 1])
     assert found.has(starts, nbytes).tolist() == [True, False, False, False, True, True]
-
-
-def test_memory_comes_back_and_begins_at_a_page() -> None:
-    buffers = Buffers()
-    one, long = buffers.take(10), buffers.take((4 << 20) + 1)
-    assert len(long) > 4 << 20
-    assert one.ctypes.data % 4096 == long.ctypes.data % 4096 == 0
-    buffers.give(one)
-    assert buffers.take(10) is one
-    assert buffers.take(10) is not one
 
 
 @pytest.fixture

@@ -84,6 +84,13 @@ def get(fetcher: StagedFetcher, *ranges: tuple[int, int]) -> list[bytes]:
     return [out[a:b].tobytes() for a, b in pairwise(starts)]
 
 
+def until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
 def right(*ranges: tuple[int, int]) -> list[bytes]:
     return [DATA[offset : offset + nbytes].tobytes() for offset, nbytes in ranges]
 
@@ -233,7 +240,7 @@ def test_a_chunk_that_is_taking_the_last_room_is_waited_for(
         return write(tier, data, offset)
 
     monkeypatch.setattr(MemoryTier, "_write", slow)
-    first = threading.Thread(target=fetcher.bring, args=(1,))
+    first = threading.Thread(target=brought, args=(fetcher, 1))
     first.start()
     assert full.wait(20)
     assert memory.is_full
@@ -289,6 +296,51 @@ def test_the_filler_brings_chunks_in_order_and_says_when_it_ends(store: Counting
     assert memory.states.given == given + 1
     assert filler.cancel(10)
     assert [offset // CHUNK for offset, _ in store.seen] == [3, 1, 0]
+    assert errors == []
+
+
+def test_nobody_who_reads_waits_for_the_look(store: CountingStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread reads all chunks while the look that follows the first one is under way; the next look serves the
+    others. No chunk is there before its look has ended."""
+    looks, goes_on = [0], threading.Semaphore(0)
+
+    def look(*_: object) -> None:
+        looks[0] += 1
+        assert goes_on.acquire(timeout=20)
+
+    monkeypatch.setattr("pario.fetch.snapshot.check_snapshot", look)
+    memory = MemoryTier.made(GRID, 1 << 30)
+    filler = filled(staged(store, memory), list(range(CHUNKS)), 1, errors := [])
+    until(lambda: len(store.seen) == CHUNKS)
+    assert looks == [1]
+    assert not memory.held().any()
+    goes_on.release()
+    until(lambda: looks == [2])
+    assert 0 < memory.held().sum() < CHUNKS
+    goes_on.release()
+    until(lambda: filler.is_over)
+    assert memory.held().all()
+    assert (looks, errors) == ([2], [])
+
+
+def test_nobody_who_reads_waits_for_another_node(store: CountingStore) -> None:
+    """Chunks that other nodes are to bring are asked for in threads of their own."""
+    answers = threading.Event()
+
+    def read(extents: np.ndarray, out: np.ndarray, starts: np.ndarray, *, keeps: bool) -> np.ndarray:
+        assert answers.wait(20)
+        return np.zeros(len(extents), bool)
+
+    memory = MemoryTier.made(GRID, 1 << 30)
+    fetcher = staged(store, memory)
+    peers: Any = SimpleNamespace(read=read, is_responsible=lambda chunk: chunk == CHUNKS - 1)
+    fetcher.join(peers, np.ones(CHUNKS, bool))
+    filler = filled(fetcher, list(range(CHUNKS)), 1, errors := [])
+    until(lambda: memory.has(CHUNKS - 1))
+    assert memory.held().sum() == 1
+    answers.set()
+    until(lambda: filler.is_over)
+    assert memory.held().all(), "the store has what they have not"
     assert errors == []
 
 

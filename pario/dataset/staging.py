@@ -108,13 +108,7 @@ class Stage:
     def through(self, store: Fetcher) -> StagedFetcher:
         """A fetcher that asks the tiers before the store."""
         self.fetcher = StagedFetcher(
-            store,
-            self.snapshots,
-            self.tiers,
-            grid=self.grid,
-            read_bytes=READ_BYTES,
-            local=self.local,
-            count=self.count,
+            store, self.snapshots, self.tiers, grid=self.grid, read_bytes=READ_BYTES, local=self.local, count=self.count
         )
         if self.peers is not None and self._brings is not None:
             self.fetcher.join(self.peers, self._brings)
@@ -185,10 +179,7 @@ class Stage:
 
     def held(self) -> np.ndarray:
         """bool[chunks]: what the tiers hold."""
-        held = np.zeros(self.grid.chunks, bool)
-        for tier in self.tiers:
-            held |= tier.held()
-        return held
+        return np.asarray(np.any([np.zeros(self.grid.chunks, bool), *(tier.held() for tier in self.tiers)], axis=0))
 
     def _serve(self, secret: bytes, world: AnyWorld) -> Service | None:
         assert self.fetcher is not None  # the node's first rank has opened the file

@@ -210,7 +210,6 @@ class ReadPool:
             if what is None:
                 if self._behind is behind:
                     self._behind = None
-                    self._wake(0)
                 return
             self._reading += 1
             self._depth.begin(begin, self._reading)

@@ -27,6 +27,9 @@ _HEAD_BYTES = 8192
 #: Meta pages are read until two reads agree. A commit takes microseconds to write its meta page.
 _TRIES = 20
 _PAUSE_S = 0.002
+#: called with a number of reads, and their bytes
+Counter = Callable[[int, int], None]
+
 #: No kernel's clock for files ticks less often. File systems that keep whole seconds, as Lustre does, tick once in one.
 _TICK_S, _WHOLE_S = 0.02, 1.02
 
@@ -172,12 +175,7 @@ class SharedLook:
     """
 
     def __init__(
-        self,
-        fetcher: Fetcher,
-        snapshot: Snapshot,
-        lane: AnyWorkers,
-        workers: AnyWorkers,
-        count: Callable[[int, int], None],
+        self, fetcher: Fetcher, snapshot: Snapshot, lane: AnyWorkers, workers: AnyWorkers, count: Counter
     ) -> None:
         self._fetcher, self._snapshot, self._count = fetcher, snapshot, count
         self._lane, self._workers = lane, workers

@@ -14,29 +14,25 @@ from pario.stats.rank import RankStats
 from pario.tiers.base import AnyTier
 from pario.tiers.staged import StagedFetcher
 
+#: told of an error
+Told = Callable[[BaseException], object]
+
 
 class Filler:
     """What the threads of a pool bring while nobody waits for other reads. Meanwhile the tier says that waiting for a
     chunk has a point.
 
     pool : of the rank that fills the tier
-    chunks : the chunks in the order in which they are needed
+    order : the chunks, as they are needed
     stats : counts the time of these reads
     failed(error) : called once, by a thread, if a chunk cannot be read; no more are brought then
     """
 
     def __init__(
-        self,
-        pool: ReadPool,
-        staged: StagedFetcher,
-        tier: AnyTier,
-        chunks: Iterator[int],
-        *,
-        stats: RankStats,
-        failed: Callable[[BaseException], None],
+        self, pool: ReadPool, staged: StagedFetcher, tier: AnyTier, order: Iterator[int], stats: RankStats, failed: Told
     ) -> None:
         self._staged, self._tier = staged, tier
-        self._chunks, self._failed, self._stats = chunks, failed, stats
+        self._order, self._failed, self._stats = order, failed, stats
         self._turn = threading.Condition()  # guards the iterator and those below
         self._under_way = 0
         self._stopped = self._is_last = False
@@ -52,7 +48,7 @@ class Filler:
         with self._turn:
             while not (self._stopped or self._is_last or self._tier.is_full):
                 try:
-                    chunk = next(self._chunks, None)
+                    chunk = next(self._order, None)
                 except BaseException as e:  # of the index
                     self._fail(e)
                     break
@@ -87,7 +83,7 @@ class Filler:
 
     def _end(self) -> None:
         """Nobody is at a chunk, and nobody will be."""
-        if (self._is_last or self._stopped) and not self._under_way:
+        if self.is_over:
             self._tier.announce(False)
             self._turn.notify_all()
 

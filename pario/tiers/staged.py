@@ -38,7 +38,7 @@ _LONG_BYTES, _MOSTLY = 4 << 20, 0.95
 
 #: Threads that look whether the file has changed, and put away what the store has given; and that ask others.
 _LANDERS, _ASKERS = 8, 16
-#: Bytes of chunks that are read or wait for such a look: whoever brings more waits.
+#: Bytes of chunks that are being read or wait for such a look; more are not begun.
 _SCRATCH_BYTES = 192 << 20
 
 #: done(error)
@@ -106,9 +106,7 @@ class StagedFetcher(Fetcher):
 
     @property
     def long_bytes(self) -> int:  # type: ignore[override]
-        held = np.zeros(self.grid.chunks, bool)
-        for tier in self.tiers:
-            held |= tier.held()
+        held = np.any([tier.held() for tier in self.tiers], axis=0)
         return _LONG_BYTES if held.mean() >= _MOSTLY else 0
 
     @property
@@ -199,8 +197,7 @@ class StagedFetcher(Fetcher):
         wanted = list(dict.fromkeys(chunks.tolist()))
         for chunk in wanted:
             self.bring(chunk, arrivals.put)
-        errors = [arrivals.get() for _ in wanted]
-        for error in filter(None, errors):
+        for error in filter(None, [arrivals.get() for _ in wanted]):
             raise error
 
     def lend(self, extents: np.ndarray) -> tuple[np.ndarray, list[Part]]:
@@ -266,7 +263,10 @@ class StagedFetcher(Fetcher):
         land = partial(self._land, chunk, tiers, memory, claims)
         try:
             near = any(tier.read(offset, data) for tier in tiers[1:])
-            if not near and not (ask_peers and self._comes_from_peers(chunk, memory)):
+            if not near and ask_peers and self._peers is not None and self.is_others(chunk):
+                whole = _extents(np.array([offset]), np.array([nbytes]))
+                near = bool(self._peers.read(whole, memory, np.zeros(1, np.int64), keeps=True).all())
+            if not near:
                 # Other processes wait only for a read of the store: one that waits for other nodes could wait in a
                 # circle.
                 for tier in tiers:
@@ -290,13 +290,6 @@ class StagedFetcher(Fetcher):
         mine = peers is None or (not self._had[chunk] and peers.is_responsible(chunk))
         return not mine or any(tier.asks for tier in self.tiers)
 
-    def _comes_from_peers(self, chunk: int, out: np.ndarray) -> bool:
-        if self._peers is None or not self.is_others(chunk):
-            return False
-        offset, nbytes = self.grid.span(chunk)
-        whole = _extents(np.array([offset]), np.array([nbytes]))
-        return bool(self._peers.read(whole, out, np.zeros(1, np.int64), keeps=True).all())
-
     def _land(
         self, chunk: int, tiers: Sequence[AnyTier], memory: np.ndarray, claims: ExitStack, error: BaseException | None
     ) -> None:
@@ -304,18 +297,15 @@ class StagedFetcher(Fetcher):
         try:
             with claims:
                 if error is None:
-                    self._keep(tiers, chunk, memory[: self.grid.span(chunk)[1]])
+                    self._had[chunk] = True
+                    for tier in tiers:
+                        if not tier.is_full:
+                            tier.put(chunk, memory[: self.grid.span(chunk)[1]])
         except BaseException as e:
             error = e
         self._scratch.give(memory)
         self._room.release()
         self._arrived(chunk, error if isinstance(error, Exception) else None)
-
-    def _keep(self, tiers: Sequence[AnyTier], chunk: int, data: np.ndarray) -> None:
-        self._had[chunk] = True
-        for tier in tiers:
-            if not tier.is_full:
-                tier.put(chunk, data)
 
     def _load_from_store(self, offset: int, nbytes: int, out: np.ndarray) -> tuple[int, SharedLook]:
         """(bytes that were read, what must look before anybody gets them)."""
