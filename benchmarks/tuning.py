@@ -5,7 +5,7 @@
     python -m benchmarks.tuning --data DIR --design     beside the best by hand: 36 cells (benchmarks/design.py)
     python -m benchmarks.tuning --data DIR --law        its depth, beside fixed ones (benchmarks/law_runs.py)
 
-Each cell is a store, a set, an order and a number of nodes. A run is a new process that reads EPOCHS epochs from a
+Each cell is a store, a set, an order and a number of nodes (one rank on one node, four on two). A run is a new process that reads EPOCHS epochs from a
 store without a page cache (the disk: its pages are dropped before): the first begins with two reads in flight. The
 table has the rate as a part of the store's bandwidth. What --design and --law have measured is in their JSON at once,
 and a further call goes on from there. Needs root, fuse3 and mfusepy, but for the disk.
@@ -96,7 +96,7 @@ def measure(bench: Bench, cell: Cell, held: data.DataSet, tiers: str = "") -> li
             if kind.read_s is None:
                 cache.drop_file(held.file)
             more = ["--epochs", str(epochs), "--warmup", bench.small[cell.which].path, "--tiers", tiers]
-            found = bench.pario(folder, cell.which, cell.shuffle, *more, ranks=cell.nodes, nodes=cell.nodes)
+            found = bench.pario(folder, cell.which, cell.shuffle, *more, ranks=cell.nodes**2, nodes=cell.nodes)
             return {
                 "seconds": [epoch_seconds(found, epoch) for epoch in range(epochs)],
                 "depth": [rank["stats"]["depth"] for rank in found["ranks"]],

@@ -36,8 +36,9 @@ _ALIGN = 4096
 #: 1.9 s, 1.6 to 1.9 s.) A chunk that is missing costs the others of its read its round trip.
 _LONG_BYTES, _MOSTLY = 4 << 20, 0.95
 
-#: Threads that look whether the file has changed, and put away what the store has given; and that ask others.
-_LANDERS, _ASKERS = 8, 16
+#: Threads that put away what the store has given; and that ask others. (Of 16 more often all wait for chunks that
+#: others have yet to read: 0.92 of a store of 20 ms and 200 MB/s in "global" order on 2 nodes; of 32 0.94, of 64 0.94.)
+_LANDERS, _ASKERS = 8, 32
 #: Bytes of chunks that are being read or wait for such a look; more are not begun.
 _SCRATCH_BYTES = 192 << 20
 
