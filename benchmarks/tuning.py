@@ -5,10 +5,10 @@
     python -m benchmarks.tuning --data DIR --design     beside the best by hand: 36 cells (benchmarks/design.py)
     python -m benchmarks.tuning --data DIR --law        its depth, beside fixed ones (benchmarks/law_runs.py)
 
-Each cell is a store, a set, an order and a number of nodes (one rank on one node, four on two). A run is a new process that reads EPOCHS epochs from a
-store without a page cache (the disk: its pages are dropped before): the first begins with two reads in flight. The
-table has the rate as a part of the store's bandwidth. What --design and --law have measured is in their JSON at once,
-and a further call goes on from there. Needs root, fuse3 and mfusepy, but for the disk.
+Each cell is a store, a set, an order and a number of nodes: one rank on one, four on two. A run is a new process that
+reads EPOCHS epochs from a store without a page cache (the disk: its pages are dropped before): the first begins with
+two reads in flight. The table has the rate as a part of the store's bandwidth. What --design and --law have measured is
+in their JSON at once, and a further call goes on from there. Needs root, fuse3 and mfusepy, but for the disk.
 """
 
 from __future__ import annotations

@@ -89,8 +89,8 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Node
         node.staged.join(peers, np.full(GRID.chunks, k == 0))
     yield made
     for node in made:
-        assert node.staged._peers is not None
-        node.staged._peers.close()
+        assert node.staged.peers is not None
+        node.staged.peers.close()
         node.service.close()
         node.tier.close()
         node.staged.close()

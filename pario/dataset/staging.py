@@ -255,7 +255,9 @@ class Stage:
             self.watch.close()
         for tier in self.tiers:
             tier.close()
-        self.fetcher = None  # it refers to this: else the mappings of memory wait for the garbage collector
+        fetcher, self.fetcher = self.fetcher, None  # it refers to this: else mappings wait for the garbage collector
+        if fetcher is not None:
+            fetcher.leave(0)
         also, self._also = self._also, None
         if also is not None:
             os.close(also)

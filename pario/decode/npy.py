@@ -10,7 +10,6 @@ import ast
 import io
 import math
 import zipfile
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -87,11 +86,6 @@ class Npy(RowDecoder):
     """
 
     spec: Any
-
-    def __init__(
-        self, *, ragged: str | Mapping[str, str] | None = None, pad_value: Any = 0, pad_multiple: int = 1
-    ) -> None:
-        super().__init__(ragged=ragged, pad_value=pad_value, pad_multiple=pad_multiple)
 
     def value(self, record: np.ndarray, number: int, draw: Draw, key: bytes) -> Any:
         return array_of(record)[0]

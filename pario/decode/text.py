@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pario.decode.base import Draw
-from pario.decode.rows import BadValue, Column, RowDecoder
+from pario.decode.rows import BadValue, Column, RowDecoder, RowOptions
 from pario.errors import OptionError
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class Text(RowDecoder):
@@ -32,18 +34,10 @@ class Text(RowDecoder):
         Of "pad": what fills the rest, and what the length is a multiple of.
     """
 
-    def __init__(
-        self,
-        encoding: str = "utf-8",
-        *,
-        dtype: Any = None,
-        ragged: str | Mapping[str, str] | None = None,
-        pad_value: Any = 0,
-        pad_multiple: int = 1,
-    ) -> None:
-        if dtype is not None and ragged is None:
-            ragged = "flat"
-        super().__init__(ragged=ragged, pad_value=pad_value, pad_multiple=pad_multiple)
+    def __init__(self, encoding: str = "utf-8", *, dtype: Any = None, **rows: Unpack[RowOptions]) -> None:
+        if dtype is not None and rows.get("ragged") is None:
+            rows["ragged"] = "flat"
+        super().__init__(**rows)
         try:
             codecs.lookup(encoding)
             self.tokens = None if dtype is None else np.dtype(dtype)

@@ -44,9 +44,7 @@ def begin_fill(context: Context, work: Work, memory: MemoryTier) -> Fill | None:
         counts = context.stats, stage.count
         return LocalFill(files, memory, chunks, used, threads=usual, counts=counts, failed=failed)
     assert stage.fetcher is not None  # the node's first rank has opened the file
-    inflight = reader.file.knobs["inflight"]
-    if inflight.value < usual:  # chunks are longer than the reads that begin with one or two in flight
-        inflight.turn(usual, "nothing is measured yet")
+    reader.file.pool.at_least(usual)
     return Filler(reader.file.pool, stage.fetcher, memory, chunks, stats=context.stats, failed=failed)
 
 

@@ -169,24 +169,23 @@ class SharedLook:
     began, and the next one begins when it has ended. (197 KB records, 4 ranks on 2 nodes, 20 ms and 200 MB/s, with
     threads that wait for the looks: 0.84 of the store's rate in "global" order, 0.89 in key order.)
 
-    lane : of one thread, which looks
-    workers : call back
+    workers : look, and call back
     count(reads, bytes) : called for each look
     """
 
-    def __init__(
-        self, fetcher: Fetcher, snapshot: Snapshot, lane: AnyWorkers, workers: AnyWorkers, count: Counter
-    ) -> None:
-        self._fetcher, self._snapshot, self._count = fetcher, snapshot, count
-        self._lane, self._workers = lane, workers
-        self._lock = threading.Lock()
-        self._waiting: list[Callable[[BaseException | None], None]] = []
+    def __init__(self, fetcher: Fetcher, snapshot: Snapshot, workers: AnyWorkers, count: Counter) -> None:
+        self._fetcher, self._snapshot, self._workers, self._count = fetcher, snapshot, workers, count
+        self._lock = threading.Lock()  # guards the two below
+        self._waiting: list[Callable[[BaseException | None], object]] = []
+        self._looks = False
 
-    def after(self, done: Callable[[BaseException | None], None]) -> None:
+    def after(self, done: Callable[[BaseException | None], object]) -> None:
         """Call `done` when a look that begins from now on has ended, with what it raised. `done` raises nothing."""
         with self._lock:
             self._waiting.append(done)
-        self._lane.run(self._look)
+            first, self._looks = not self._looks, True
+        if first:
+            self._workers.run(self._look)
 
     def check_alone(self) -> None:
         """A look at once, in this thread, for one that follows many reads. Raises what `check_snapshot` raises."""
@@ -196,15 +195,17 @@ class SharedLook:
     def _look(self) -> None:
         with self._lock:
             waiting, self._waiting = self._waiting, []
-        if not waiting:  # the look before was theirs
-            return
         error: BaseException | None = None
         try:
             self.check_alone()
         except BaseException as e:
             error = e
-        for done in waiting:
-            self._workers.run(partial(done, error))
+        while waiting:  # the error may live long, and refers to this list
+            self._workers.run(partial(waiting.pop(), error))
+        with self._lock:
+            again = self._looks = bool(self._waiting)
+        if again:  # behind what was read: it waits for a thread, too
+            self._workers.run(self._look)
 
 
 def file_words(snapshot: Snapshot) -> list[int]:

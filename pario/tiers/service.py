@@ -56,7 +56,7 @@ class Service:
     ) -> None:
         self._count, self._datasets, self._more = count, datasets, dict(more or {})
         self.served_bytes = 0
-        self._counting = threading.RLock()  # guards what follows; a chunk that is here calls back at once
+        self._counting = threading.Lock()  # guards what follows
         self._bringing: dict[_What, Future[None]] = {}
         self._threads = threads
         self._server = AnsweringServer(
@@ -119,14 +119,13 @@ class Service:
 
     def _brought(self, staged: StagedFetcher, chunk: int, kind: int) -> Future[None]:
         """Done when the chunk is here, or cannot be brought: anyone who asked reads the store then, and meets it."""
-        what = staged, chunk, kind
+        what, mine = (staged, chunk, kind), Future[None]()
         with self._counting:
-            future = self._bringing.get(what)
-            if future is None:
-                future = self._bringing[what] = Future()
-                lane = self._keep_lane if kind == peers.KEEP else self._bring_lane
-                done = partial(self._arrived, what, future)
-                lane.run(partial(staged.bring, chunk, done, ask_peers=kind == peers.KEEP))
+            future = self._bringing.setdefault(what, mine)
+        if future is mine:
+            lane = self._keep_lane if kind == peers.KEEP else self._bring_lane
+            done = partial(self._arrived, what, future)
+            lane.run(partial(staged.bring, chunk, done, ask_peers=kind == peers.KEEP))
         return future
 
     def _arrived(self, what: _What, future: Future[None], error: BaseException | None) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -20,7 +21,8 @@ import numpy as np
 
 from pario.buffers import Buffers
 from pario.fetch.base import Fetcher, OneFile
-from pario.fetch.snapshot import SharedLook
+from pario.fetch.pool import STOP_S
+from pario.fetch.snapshot import Counter, SharedLook
 from pario.format.meta import Snapshot
 from pario.records import EXTENT
 from pario.threads import Workers
@@ -36,11 +38,14 @@ _ALIGN = 4096
 #: 1.9 s, 1.6 to 1.9 s.) A chunk that is missing costs the others of its read its round trip.
 _LONG_BYTES, _MOSTLY = 4 << 20, 0.95
 
-#: Threads that put away what the store has given; and that ask others. (Of 16 more often all wait for chunks that
-#: others have yet to read: 0.92 of a store of 20 ms and 200 MB/s in "global" order on 2 nodes; of 32 0.94, of 64 0.94.)
-_LANDERS, _ASKERS = 8, 32
-#: Bytes of chunks that are being read or wait for such a look; more are not begun.
-_SCRATCH_BYTES = 192 << 20
+#: Threads that ask others for chunks. (Of 16 too often all wait for chunks that others have yet to read: 0.92 of a
+#: store of 20 ms and 200 MB/s in "global" order on 2 nodes; 32 0.94, 64 0.94.)
+ASKERS = 32
+#: Threads that look whether the file has changed, and put away what the store has given.
+_LANDERS = 8
+#: Bytes of chunks that are being read from the store or wait for such a look; more are not begun. And the least memory
+#: of one: a large page.
+_LANDING_BYTES, _LEAST_BYTES = 256 << 20, 2 << 20
 
 #: done(error)
 Done = Callable[[BaseException | None], object]
@@ -60,7 +65,9 @@ class StagedFetcher(Fetcher):
     read_bytes : the longest single read of the store
     local : the file is on this node: what no tier has is read as it is asked for, and others bring the chunks
     count(reads, bytes) : called for what was read from the store, by any thread
-    askers : threads for `bring` of chunks that `is_others` names: they wait, and threads that read must not
+
+    asks : another process reads the store for this one; peers : other nodes that may have chunks
+    askers : threads for `bring` of what `is_others`: they wait, and those that read must not
 
     Raises SnapshotError, besides what the store raises.
     """
@@ -76,7 +83,7 @@ class StagedFetcher(Fetcher):
         grid: Grid,
         read_bytes: int,
         local: bool = False,
-        count: Callable[[int, int], None],
+        count: Counter,
     ) -> None:
         self.path, self.nbytes, self.align = store.path, store.nbytes, store.align
         self.limited, self.watched = store.limited, store.watched
@@ -86,16 +93,16 @@ class StagedFetcher(Fetcher):
         self._local = local
         self._store = store
         pool = Workers("pario-chunks", 0)
-        self.askers, landers = pool.lane(_ASKERS), pool.lane(_LANDERS)
-        self._lanes = [self.askers, landers, *(pool.lane(1) for _ in snapshots)]
-        looks = zip(store.files, snapshots, self._lanes[2:], strict=True)
-        self._looks = [SharedLook(part, snapshot, lane, landers, count) for part, snapshot, lane in looks]
-        self._room = threading.Semaphore(max(1, _SCRATCH_BYTES // grid.chunk_bytes))
+        self.askers, landers, self._reader = self._lanes = pool.lane(ASKERS), pool.lane(_LANDERS), pool.lane(1)
+        looks = zip(store.files, snapshots, strict=True)
+        self._looks = [SharedLook(part, snapshot, landers, count) for part, snapshot in looks]
+        self._landing = threading.Semaphore(max(1, _LANDING_BYTES // max(grid.chunk_bytes, _LEAST_BYTES)))
         self._scratch = Buffers(grid.chunk_bytes)
         # Of each file: reads that have taken bytes past the tiers, and how many of them a look has followed.
         self._direct, self._looked = np.zeros(len(self._looks), np.int64), np.zeros(len(self._looks), np.int64)
         self._read_bytes = -(-read_bytes // _ALIGN) * _ALIGN
-        self._peers: Peers | None = None
+        self.peers: Peers | None = None
+        self.asks = any(tier.asks for tier in tiers)
         self._keeps: np.ndarray | None = None
         self._lock, self._last = threading.Lock(), threading.local()
         self._on_their_way: dict[int, list[Done]] = {}  # whom to call
@@ -103,7 +110,7 @@ class StagedFetcher(Fetcher):
 
     def join(self, peers: Peers, keeps: np.ndarray) -> None:
         """From now on ask other nodes before the store, and bring only these chunks (bool[chunks])."""
-        self._peers, self._keeps = peers, keeps
+        self.peers, self._keeps = peers, keeps
 
     @property
     def long_bytes(self) -> int:  # type: ignore[override]
@@ -130,8 +137,8 @@ class StagedFetcher(Fetcher):
         if len(left) and not self._local:
             self._bring_all(offsets[left] // self.grid.chunk_bytes)
             left = self._take(self.tiers, extents, out, starts, left)
-        if len(left) and self._peers is not None:
-            left = left[~self._peers.read(extents[left], out, starts[left])]
+        if len(left) and self.peers is not None:
+            left = left[~self.peers.read(extents[left], out, starts[left])]
         if len(left):
             reads, starts = _joined(offsets[left], nbytes[left], starts[left])
             self._store.read(reads, out, starts)
@@ -196,8 +203,12 @@ class StagedFetcher(Fetcher):
             chunks = chunks[self._keeps[chunks]]
         arrivals: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
         wanted = list(dict.fromkeys(chunks.tolist()))
+        main = threading.current_thread() is threading.main_thread()  # Ctrl-C must not leave a chunk half brought
         for chunk in wanted:
-            self.bring(chunk, arrivals.put)
+            if main:
+                self._reader.run(partial(self.bring, chunk, arrivals.put))
+            else:
+                self.bring(chunk, arrivals.put)
         for error in filter(None, [arrivals.get() for _ in wanted]):
             raise error
 
@@ -222,7 +233,7 @@ class StagedFetcher(Fetcher):
 
     def bring(self, chunk: int, done: Done, *, ask_peers: bool = True) -> int:
         """Bring a chunk into the nearest tier that has room, unless that one or a nearer one has it, or others are at
-        it. Returns the bytes that the store was asked for; raises nothing but what interrupts this thread.
+        it. Returns the bytes that the store was asked for; raises nothing.
 
         done(error) : called once, by any thread, when it is here, there was no room, or it could not be read; the error
             is a ReadError, SnapshotError or ClosedError. It may be called before this returns, or long after: a look at
@@ -236,15 +247,13 @@ class StagedFetcher(Fetcher):
                 return 0
         try:
             for number, tier in enumerate(self.tiers):
-                if tier.has(chunk):
+                if tier.has(chunk) or (not tier.is_full and tier.ask(chunk)):
                     break
                 if not tier.is_full and not tier.asks:
                     return self._load(chunk, self.tiers[number:], ask_peers)
-                if not tier.is_full and tier.ask(chunk):
-                    break
-        except BaseException:
-            self._arrived(chunk, None)
-            raise
+        except Exception as e:  # no memory
+            self._arrived(chunk, e)
+            return 0
         self._arrived(chunk, None)
         return 0
 
@@ -257,29 +266,25 @@ class StagedFetcher(Fetcher):
     def _load(self, chunk: int, tiers: Sequence[AnyTier], ask_peers: bool) -> int:
         """Read a chunk from these tiers but the first one, from another node or from the store; all of them are to keep
         it. Returns the bytes of the store."""
-        self._room.acquire()
         memory = self._scratch.take(self.grid.chunk_bytes)
         offset, nbytes = self.grid.span(chunk)
         data, claims = memory[:nbytes], ExitStack()
         land = partial(self._land, chunk, tiers, memory, claims)
         try:
             near = any(tier.read(offset, data) for tier in tiers[1:])
-            if not near and ask_peers and self._peers is not None and self.is_others(chunk):
+            if not near and ask_peers and self.peers is not None and self.is_others(chunk):
                 whole = _extents(np.array([offset]), np.array([nbytes]))
-                near = bool(self._peers.read(whole, memory, np.zeros(1, np.int64), keeps=True).all())
+                near = bool(self.peers.read(whole, memory, np.zeros(1, np.int64), keeps=True).all())
             if not near:
                 # Other processes wait only for a read of the store: one that waits for other nodes could wait in a
                 # circle.
                 for tier in tiers:
                     claims.enter_context(tier.bringing(chunk))
                 if not any(tier.read(offset, data) for tier in tiers):  # which another process has just brought
-                    size, look = self._load_from_store(offset, nbytes, memory)
-                    look.after(land)
-                    return size
-        except BaseException as e:
+                    claims.enter_context(self._landing)
+                    return self._load_from_store(offset, nbytes, memory, land)
+        except Exception as e:
             land(e)
-            if not isinstance(e, Exception):
-                raise
         else:
             land(None)
         return 0
@@ -287,9 +292,9 @@ class StagedFetcher(Fetcher):
     def is_others(self, chunk: int) -> bool:
         """True if another process or node is to bring this chunk, so that bringing it here is asking for it."""
         # Others have what this node is responsible for only if it had it itself, and gave it back.
-        peers = self._peers
+        peers = self.peers
         mine = peers is None or (not self._had[chunk] and peers.is_responsible(chunk))
-        return not mine or any(tier.asks for tier in self.tiers)
+        return self.asks or not mine
 
     def _land(
         self, chunk: int, tiers: Sequence[AnyTier], memory: np.ndarray, claims: ExitStack, error: BaseException | None
@@ -305,23 +310,27 @@ class StagedFetcher(Fetcher):
         except BaseException as e:
             error = e
         self._scratch.give(memory)
-        self._room.release()
-        self._arrived(chunk, error if isinstance(error, Exception) else None)
+        self._arrived(chunk, error)
 
-    def _load_from_store(self, offset: int, nbytes: int, out: np.ndarray) -> tuple[int, SharedLook]:
-        """(bytes that were read, what must look before anybody gets them)."""
+    def _load_from_store(self, offset: int, nbytes: int, out: np.ndarray, land: Done) -> int:
+        """Returns the bytes that were read. land(error) : called when a look has followed"""
         store = self._store
         size = -(-nbytes // store.align) * store.align
         starts = np.arange(0, size, self._read_bytes)
         reads = _extents(offset + starts, np.minimum(self._read_bytes, size - starts))
         store.read(reads, out, starts)
         self._count(len(reads), size)
-        return size, self._looks[int(store.file_of(reads["offset"])[0])]  # a chunk lies in one file
+        self._looks[int(store.file_of(reads["offset"])[0])].after(land)  # a chunk lies in one file
+        return size
+
+    def leave(self, limit_s: float = STOP_S) -> bool:
+        """Its own threads end; returns whether they have, within `limit_s` seconds. The store stays open."""
+        end = time.monotonic() + limit_s
+        return all([lane.close(max(0.0, end - time.monotonic())) for lane in self._lanes])
 
     def close(self) -> None:
-        for lane in self._lanes:
-            lane.close(0)
-        self._store.close()
+        if self.leave():  # else the last one who reads it closes it
+            self._store.close()
 
 
 def _joined(offsets: np.ndarray, nbytes: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
