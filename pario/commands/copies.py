@@ -119,7 +119,7 @@ def _bring(reader: Reader, chunks: np.ndarray) -> None:
     assert reader.stage.fetcher is not None
     errors: list[BaseException] = []
     stats, before = RankStats(), disk.counts.puts
-    pool.at_least(reader.options.usual_inflight)
+    pool.knob.at_least(reader.options.usual_inflight)
     fill = Filler(pool, reader.stage.fetcher, disk, iter(chunks.tolist()), stats=stats, failed=errors.append)
     bar = screen.bar(len(chunks) * disk.grid.chunk_bytes, "staging", "B")
     while not fill.is_over:

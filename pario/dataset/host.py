@@ -344,7 +344,7 @@ class Host:
         if stage.memory is None or not len(chunks) or not (dataset.filler is None or dataset.filler.is_over):
             return
 
-        dataset.file.pool.at_least(self._options.usual_inflight)
+        dataset.file.knob.at_least(self._options.usual_inflight)
 
         def failed(error: BaseException) -> None:
             _log.warning("%s was not brought as a whole: %s", dataset.path, error)

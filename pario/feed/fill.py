@@ -44,7 +44,7 @@ def begin_fill(context: Context, work: Work, memory: MemoryTier) -> Fill | None:
         counts = context.stats, stage.count
         return LocalFill(files, memory, chunks, used, threads=usual, counts=counts, failed=failed)
     assert stage.fetcher is not None  # the node's first rank has opened the file
-    reader.file.pool.at_least(usual)
+    reader.file.knob.at_least(usual)  # chunks are longer than the reads of the start
     return Filler(reader.file.pool, stage.fetcher, memory, chunks, stats=context.stats, failed=failed)
 
 

@@ -195,11 +195,6 @@ class ReadPool:
         if ended:
             job.done(job.error, job.seconds)
 
-    def at_least(self, reads: int) -> None:
-        """For reads that are longer than those of the start: let as many be in flight, before anything is measured."""
-        if self.inflight < reads:
-            self.knob.turn(reads, "nothing is measured yet")
-
     def work_behind(self, behind: Behind) -> None:
         """Let threads that no job needs bring what `behind` has next, until it has nothing more. Raises ParioError if
         the system grants not even one thread, ClosedError after `close`."""

@@ -129,14 +129,14 @@ class StagedFetcher(Fetcher):
 
     def read(self, reads: np.ndarray, out: np.ndarray, starts: np.ndarray) -> None:
         self._store.files[0].fileno()  # raises ClosedError, whatever the tiers hold
-        offsets, nbytes, starts = self._pieces(reads, starts, out.nbytes)
+        offsets, nbytes, starts = _pieces(Grid(self.nbytes, self.grid.chunk_bytes), reads, starts, out.nbytes)
         extents = _extents(offsets, np.minimum(nbytes, self.nbytes - offsets))
         left = np.arange(len(extents))
-        left = self._take(self.tiers[:1], extents, out, starts, left)
+        left = _take(self.tiers[:1], extents, out, starts, left)
         self._last.missed = len(left) if self.tiers and self.tiers[0].near else len(extents)
         if len(left) and not self._local:
             self._bring_all(offsets[left] // self.grid.chunk_bytes)
-            left = self._take(self.tiers, extents, out, starts, left)
+            left = _take(self.tiers, extents, out, starts, left)
         if len(left) and self.peers is not None:
             left = left[~self.peers.read(extents[left], out, starts[left])]
         if len(left):
@@ -169,34 +169,6 @@ class StagedFetcher(Fetcher):
         self._taken(reads[there])
         return there
 
-    def _pieces(self, reads: np.ndarray, starts: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The reads, cut where chunks end: (offsets, bytes, starts), i64[n]. Raises IndexError.
-
-        The last piece of a read may reach beyond the end of the file, if the store's alignment wants that.
-        """
-        offsets, nbytes, starts = reads["offset"], reads["nbytes"], np.asarray(starts)
-        ends = starts + nbytes
-        if len(reads) and (starts.min() < 0 or ends.max() > room):
-            raise IndexError(f"reads end at byte {ends.max()} of a buffer of {room}")
-        size = self.grid.chunk_bytes
-        first, last = offsets // size, (np.minimum(offsets + nbytes, self.nbytes) - 1) // size
-        counts = np.where(nbytes > 0, last - first + 1, 0)
-        of = np.repeat(np.arange(len(reads)), counts)
-        number = np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)
-        begins = np.where(number == 0, offsets[of], (first[of] + number) * size)
-        stops = np.where(number == counts[of] - 1, offsets[of] + nbytes[of], (first[of] + number + 1) * size)
-        return begins, stops - begins, starts[of] + begins - offsets[of]
-
-    def _take(
-        self, tiers: Sequence[AnyTier], extents: np.ndarray, out: np.ndarray, starts: np.ndarray, left: np.ndarray
-    ) -> np.ndarray:
-        """Read from these tiers; returns which numbers of `left` none of them has."""
-        for tier in tiers:
-            left = left[~tier.read_many(extents[left], out, starts[left])]
-            if not len(left):
-                break
-        return left
-
     def _bring_all(self, chunks: np.ndarray) -> None:
         """Those that this process is to bring, in this order."""
         if self._keeps is not None:
@@ -224,7 +196,7 @@ class StagedFetcher(Fetcher):
         memory: np.ndarray | None = getattr(_lent, "memory", None)
         if memory is None or len(memory) < nbytes.sum():
             memory = _lent.memory = np.empty(int(nbytes.sum()), np.uint8)
-        missing = self._take(self.tiers, extents, memory, ends - nbytes, np.arange(len(extents)))
+        missing = _take(self.tiers, extents, memory, ends - nbytes, np.arange(len(extents)))
         here = np.ones(len(extents), bool)
         here[missing] = False
         bounds = np.flatnonzero(np.diff(here, prepend=False, append=False)).tolist()  # of the runs that are here
@@ -282,7 +254,13 @@ class StagedFetcher(Fetcher):
                     claims.enter_context(tier.bringing(chunk))
                 if not any(tier.read(offset, data) for tier in tiers):  # which another process has just brought
                     claims.enter_context(self._landing)
-                    return self._load_from_store(offset, nbytes, memory, land)
+                    size = -(-nbytes // self.align) * self.align
+                    begins = np.arange(0, size, self._read_bytes)
+                    reads = _extents(offset + begins, np.minimum(self._read_bytes, size - begins))
+                    self._store.read(reads, memory, begins)
+                    self._count(len(reads), size)
+                    self._looks[int(self._store.file_of(reads["offset"])[0])].after(land)  # a chunk lies in one file
+                    return size
         except Exception as e:
             land(e)
         else:
@@ -312,17 +290,6 @@ class StagedFetcher(Fetcher):
         self._scratch.give(memory)
         self._arrived(chunk, error)
 
-    def _load_from_store(self, offset: int, nbytes: int, out: np.ndarray, land: Done) -> int:
-        """Returns the bytes that were read. land(error) : called when a look has followed"""
-        store = self._store
-        size = -(-nbytes // store.align) * store.align
-        starts = np.arange(0, size, self._read_bytes)
-        reads = _extents(offset + starts, np.minimum(self._read_bytes, size - starts))
-        store.read(reads, out, starts)
-        self._count(len(reads), size)
-        self._looks[int(store.file_of(reads["offset"])[0])].after(land)  # a chunk lies in one file
-        return size
-
     def leave(self, limit_s: float = STOP_S) -> bool:
         """Its own threads end; returns whether they have, within `limit_s` seconds. The store stays open."""
         end = time.monotonic() + limit_s
@@ -331,6 +298,36 @@ class StagedFetcher(Fetcher):
     def close(self) -> None:
         if self.leave():  # else the last one who reads it closes it
             self._store.close()
+
+
+def _take(
+    tiers: Sequence[AnyTier], extents: np.ndarray, out: np.ndarray, starts: np.ndarray, left: np.ndarray
+) -> np.ndarray:
+    """Read from these tiers; returns which numbers of `left` none of them has."""
+    for tier in tiers:
+        left = left[~tier.read_many(extents[left], out, starts[left])]
+        if not len(left):
+            break
+    return left
+
+
+def _pieces(grid: Grid, reads: np.ndarray, starts: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The reads, cut where chunks end: (offsets, bytes, starts), i64[n]. Raises IndexError.
+
+    The last piece of a read may reach beyond the end of the file, if the store's alignment wants that.
+    """
+    offsets, nbytes, starts = reads["offset"], reads["nbytes"], np.asarray(starts)
+    ends = starts + nbytes
+    if len(reads) and (starts.min() < 0 or ends.max() > room):
+        raise IndexError(f"reads end at byte {ends.max()} of a buffer of {room}")
+    size = grid.chunk_bytes
+    first, last = offsets // size, (np.minimum(offsets + nbytes, grid.file_bytes) - 1) // size
+    counts = np.where(nbytes > 0, last - first + 1, 0)
+    of = np.repeat(np.arange(len(reads)), counts)
+    number = np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)
+    begins = np.where(number == 0, offsets[of], (first[of] + number) * size)
+    stops = np.where(number == counts[of] - 1, offsets[of] + nbytes[of], (first[of] + number + 1) * size)
+    return begins, stops - begins, starts[of] + begins - offsets[of]
 
 
 def _joined(offsets: np.ndarray, nbytes: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

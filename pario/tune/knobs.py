@@ -67,6 +67,11 @@ class Knob:
             _log.debug("%s: %d -> %d, %s", self.name, before.value, self._setting.value, reason)
         return changed
 
+    def at_least(self, value: int) -> None:
+        """Before anything is measured, where less would be too little."""
+        if self.value < value:
+            self.turn(value, "nothing is measured yet")
+
     def limit(self, most: int, reason: str) -> None:
         """Lower the upper bound, and the value if it is above."""
         self.most = max(1, min(self.most, most))
