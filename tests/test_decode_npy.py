@@ -122,6 +122,16 @@ def test_rows_whose_header_is_another_one() -> None:
     assert "are 32 bytes, the record has 33" in failures[3][1]
 
 
+def test_optional_rows_are_all_there() -> None:
+    rows = RNG.random((3, 4))
+    decoder = Npy(optional=["data"])
+    decoder.learn(u8(npy(rows[0])))
+    out, failures = run(decoder, [npy(row) for row in rows])
+    np.testing.assert_array_equal(out["data"], rows)
+    assert out["there"].all()
+    assert not failures
+
+
 def test_rows_are_copied_as_they_lie() -> None:
     decoder = Npy()
     decoder.learn(u8(npy(np.zeros((2, 3), "f4"))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -326,6 +327,28 @@ def test_nobody_who_reads_waits_for_the_look(store: CountingStore, monkeypatch: 
     until(lambda: filler.is_over)
     assert memory.held().all()
     assert (looks, errors) == ([2], [])
+
+
+def test_ctrl_c_leaves_no_chunk_half_brought(store: CountingStore) -> None:
+    """The reader of a script is interrupted while the store is asked; the chunk is there later, read once."""
+    begun, goes_on, main = threading.Event(), threading.Event(), threading.get_ident()
+
+    def before(offset: int) -> None:
+        begun.set()
+        assert goes_on.wait(20)
+
+    def interrupt() -> None:
+        assert begun.wait(20)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    store.before = before
+    fetcher = staged(store, MemoryTier.made(GRID, 1 << 30))
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        get(fetcher, (5, 7))
+    goes_on.set()
+    assert get(fetcher, (5, 7)) == right((5, 7))
+    assert store.seen == [GRID.span(0)]
 
 
 def test_nobody_who_reads_waits_for_another_node(store: CountingStore) -> None:

@@ -93,7 +93,7 @@ class Npy(RowDecoder):
     def learn_at(self, record: np.ndarray, number: int, draw: Draw) -> Any:
         column = super().learn_at(record, number, draw)["data"]
         array, begin = array_of(record)
-        plain = not column.ragged and array.flags.c_contiguous and array.size > 0
+        plain = not column.ragged and not self.optional and array.flags.c_contiguous and array.size > 0
         self.spec = NpySpec(column, record[:begin].tobytes() if plain else b"")
         return self.spec
 
