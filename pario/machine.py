@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
+import mmap
 import os
+import platform
 import re
 import resource
 from collections import Counter
@@ -12,6 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any, BinaryIO, NamedTuple, TypeVar
+
+import numpy as np
 
 T = TypeVar("T")
 
@@ -29,6 +34,16 @@ _LIMIT, _USED = ("memory.max", "memory.limit_in_bytes"), ("memory.current", "mem
 _MOST_TEXT = 32 << 10
 #: Nobody can change the size of such memory.
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+#: Of the large pages of most processors, in bytes.
+LARGE_BYTES = 2 << 20
+#: No memory is set aside for pages that nobody writes: else a file larger than memory could not be mapped. Python's
+#: mmap has the name from 3.13 on only.
+_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x40 if platform.machine().startswith("ppc") else 0x4000)
+_MAP_FIXED, _REMOVE = 0x10, 9
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_ssize_t
+_libc.mmap.argtypes = *(ctypes.c_size_t,) * 2, *(ctypes.c_int,) * 3, ctypes.c_int64
+_libc.madvise.argtypes = ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
@@ -384,15 +399,6 @@ def my_share(rank: int, everyones: Sequence[tuple[str, list[int]]]) -> Share:
     return Share(len(set(machines)), threads, crowded=len(here) > len(set().union(*here)))
 
 
-def has_large_pages() -> bool:
-    """Whether the system has large pages for memory of a process that asks for them."""
-    try:
-        with open("/sys/kernel/mm/transparent_hugepage/enabled") as file:
-            return "[never]" not in file.read()
-    except OSError:
-        return False
-
-
 def sealed_memory(name: str, nbytes: int, *, whole: bool = False) -> int:
     """The descriptor of new, empty memory whose size nobody can change; whole : with all its pages. Raises OSError."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -405,6 +411,31 @@ def sealed_memory(name: str, nbytes: int, *, whole: bool = False) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def map_memory(fd: int, nbytes: int, *, writes: bool = False, private: bool = False) -> np.ndarray:
+    """u8[nbytes] of `sealed_memory`, whose first byte is the first of a large page. Raises OSError.
+
+    private : what this process writes is seen by nobody else
+    """
+    rights, here = mmap.PROT_READ | mmap.PROT_WRITE * writes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
+    # The kernel aligns mappings only where it makes large pages by itself: so this one takes the place of another,
+    # with which it ends.
+    place = np.frombuffer(mmap.mmap(-1, nbytes + LARGE_BYTES, flags=here, prot=rights), np.uint8)
+    memory = place[-place.ctypes.data % LARGE_BYTES :][:nbytes]
+    kind = _MAP_FIXED | (mmap.MAP_PRIVATE | _NO_RESERVE if private else mmap.MAP_SHARED)
+    _checked(_libc.mmap(memory.ctypes.data, nbytes, rights, kind, fd, 0))
+    return memory
+
+
+def give_pages(memory: np.ndarray, offset: int, nbytes: int) -> None:
+    """Give these pages of `map_memory` back to the system; all that map them read zeros then. Raises OSError."""
+    _checked(_libc.madvise(memory.ctypes.data + offset, nbytes, _REMOVE))
+
+
+def _checked(result: int) -> None:
+    if result == -1:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def is_sealed(fd: int, nbytes: int) -> bool:

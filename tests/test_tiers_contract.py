@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from tiers import CHUNKS, DATA, GRID, chunk_of, read
 
-from pario import machine
 from pario.tiers.base import AnyTier
 from pario.tiers.disk import DiskTier
 from pario.tiers.memory import MemoryTier
@@ -18,19 +17,13 @@ from pario.tiers.memory import MemoryTier
 ROOM = 1 << 30
 
 
-@pytest.fixture(params=["disk", "memory", "own memory"])
-def handles(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[AnyTier, AnyTier]]:
+@pytest.fixture(params=["disk", "memory"])
+def handles(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[AnyTier, AnyTier]]:
     """The first of them may put chunks."""
     first: AnyTier
     second: AnyTier
     if request.param == "disk":
         first, second = (DiskTier(os.fspath(tmp_path), bytes(32), GRID, ROOM, floor=0.0) for _ in range(2))
-    elif request.param == "own memory":
-        monkeypatch.setattr(machine, "has_large_pages", lambda: True)
-        first = second = own = MemoryTier.made(GRID, ROOM, alone=True)
-        assert own.is_own
     else:
         first = made = MemoryTier.made(GRID, ROOM)
         second = MemoryTier(GRID, (os.dup(made.files[0]), os.dup(made.files[1])))
@@ -96,14 +89,6 @@ def test_nothing_is_announced_before_it_is_there(
         ask()
         return pwrite(fd, data[:50_000], offset)
 
-    def asked_before(chunk: int) -> None:
-        for _ in range(3):
-            ask()
-        add(chunk)
-
-    if isinstance(first, MemoryTier) and first.is_own:  # written by no system call
-        add = first.states.add
-        monkeypatch.setattr(first.states, "add", asked_before)
     monkeypatch.setattr(os, "pwrite", asked_meanwhile)
     assert first.put(0, chunk_of(0))
     assert len(found) >= 3 * 4, "it was written in parts"

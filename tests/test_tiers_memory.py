@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import mmap
 import os
+import platform
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from tiers import CHUNKS, DATA, GRID, chunk_of, read
 
-from pario import machine
 from pario.errors import OptionError, ParioError
+from pario.machine import LARGE_BYTES
 from pario.records import EXTENT
 from pario.tiers import memory, states
 from pario.tiers.grid import Grid
@@ -206,50 +209,79 @@ def test_what_was_checked_is_forgotten_with_the_state_of_the_memory_and_with_the
     assert not tier.seen(4, other, 20).any(), "another database has other records"
 
 
-@pytest.fixture
-def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryTier]:
-    monkeypatch.setattr(machine, "has_large_pages", lambda: True)
-    made = MemoryTier.made(GRID, GRID.file_bytes, alone=True)
-    assert made.is_own
-    yield made
+#: Linux has MADV_COLLAPSE from 6.1 on; large pages of other processors are not of 2 MiB.
+_HAS_LARGE = (
+    platform.machine() == "x86_64"
+    and tuple(map(int, platform.release().split("-")[0].split(".")[:2])) >= (6, 1)
+    and os.path.exists("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+)
+LARGE = Grid(5 * LARGE_BYTES - 1234, 1 << 20)
+BYTES = np.random.default_rng(8).integers(256, size=LARGE.file_bytes, dtype=np.uint8)
+
+
+def part(chunk: int) -> np.ndarray:
+    offset, nbytes = LARGE.span(chunk)
+    return BYTES[offset : offset + nbytes]
+
+
+def held_by_system(tier: MemoryTier) -> int:
+    return os.fstat(tier.files[0]).st_blocks * 512
+
+
+@pytest.mark.parametrize("large", [True, False], ids=["large pages", "small pages"])
+def test_memory_in_large_pages_is_like_any_other(large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every byte comes to others, what is given back is the system's again, and others keep their bytes."""
+    if not large:  # as an older system does
+        monkeypatch.setattr("pario.tiers.memory.make_large", lambda *_: False)
+    made = MemoryTier.made(LARGE, LARGE.file_bytes)
+    other = MemoryTier(LARGE, (os.dup(made.files[0]), os.dup(made.files[1])))
+    order = np.random.default_rng(3).permutation(LARGE.chunks).tolist()
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(lambda chunk: made.put(chunk, part(chunk)), order))
+    assert (len(made.large) > 0 and 2 in made.large) == (large and _HAS_LARGE)
+    assert np.array_equal(other.view, BYTES)
+    assert np.array_equal(other.kernel_view, BYTES)
+    gone = order[: LARGE.chunks // 2]
+    for chunk in gone:
+        made.give_back(chunk)
+    assert held_by_system(made) < made.held_bytes + mmap.PAGESIZE
+    for chunk in range(LARGE.chunks):
+        offset, nbytes = LARGE.span(chunk)
+        seen = other.view[offset : offset + nbytes]
+        assert not seen.any() if chunk in gone else np.array_equal(seen, part(chunk))
+    for chunk in gone:
+        assert made.put(chunk, part(chunk))
+    assert np.array_equal(other.view, BYTES)
+    fd = os.dup(made.files[0])
+    made.close()
+    assert os.fstat(fd).st_blocks == 0
+    os.close(fd)
+    other.close()
+
+
+@pytest.mark.parametrize("grid", [Grid(5 << 20, 64 << 10), Grid(1 << 20, 1 << 20)], ids=["chunks", "file"])
+def test_no_large_page_holds_more_than_the_file_or_what_nobody_reads(grid: Grid) -> None:
+    made = MemoryTier.made(grid, 1 << 30)
+    assert len(made.large) == 0
     made.close()
 
 
-def test_a_forked_child_finds_nothing_in_its_parents_own_memory(own: MemoryTier) -> None:
-    for chunk in range(CHUNKS - 1):
-        assert own.put(chunk, chunk_of(chunk))
-    child = os.fork()
-    if not child:
-        os._exit(bool(own.held().any() or own.view[: GRID.chunk_bytes].any()))
-    assert own.put(CHUNKS - 1, chunk_of(CHUNKS - 1))
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert own.held().all()
-    assert own.view.tobytes() == DATA.tobytes()
+def test_a_tier_for_a_part_of_the_file_has_small_pages() -> None:
+    """A large page for one chunk would be more than its budget."""
+    made = MemoryTier.made(LARGE, LARGE.file_bytes // 2)
+    for chunk in range(0, LARGE.chunks, 3):
+        made.put(chunk, part(chunk))
+    assert 0 < made.held_bytes <= held_by_system(made) < made.held_bytes + mmap.PAGESIZE
+    made.close()
 
 
-def test_own_memory_is_given_back(own: MemoryTier) -> None:
-    own.put(0, chunk_of(0))
-    own.put(1, chunk_of(1))
-    own.give_back(0)
-    assert own.held().tolist()[:2] == [False, True]
-    assert not own.view[: GRID.chunk_bytes].any()
-    assert own.view[GRID.chunk_bytes : 2 * GRID.chunk_bytes].tobytes() == chunk_of(1).tobytes()
-    own.close()
-    assert not own.view.any()
-
-
-@pytest.mark.parametrize("why", ["a budget for half", "no large pages", "an old system", "other readers"])
-def test_memory_is_shared_where_own_memory_gains_nothing(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "has_large_pages", lambda: why != "no large pages")
-    if why == "an old system":
-        monkeypatch.setattr("pario.tiers.states.WIPE_ON_FORK", 12345)  # EINVAL
-    budget = GRID.file_bytes // 2 if why == "a budget for half" else 1 << 30
-    made = MemoryTier.made(GRID, budget, alone=why != "other readers")
-    assert not made.is_own
-    assert made.put(0, chunk_of(0))
-    other = attached(made)
-    assert other.view[: GRID.chunk_bytes].tobytes() == chunk_of(0).tobytes()
-    other.close()
+def test_no_byte_is_lost_while_pages_grow() -> None:
+    """Pages that hold bytes already become a part of the large one."""
+    made = MemoryTier.made(LARGE, LARGE.file_bytes)
+    for chunk in range(LARGE.chunks):
+        made.put(chunk, part(chunk))
+        made.large[:] = 0  # as if nobody had asked
+    assert np.array_equal(made.view, BYTES)
     made.close()
 
 

@@ -338,8 +338,7 @@ def open_stage(
     mine = OpenTiers()
     try:
         with together(world, "opening the tiers"):
-            alone = world.size == 1 and not serves
-            mine.open(wanted, identity, grid, file.path, fills=world.is_leader, alone=alone)
+            mine.open(wanted, identity, grid, file.path, fills=world.is_leader)
         memory = share_memory(mine.memory, MemoryTier, grid, world)
     except BaseException:
         mine.close()

@@ -42,11 +42,11 @@ class OpenTiers:
         self.disks: list[DiskTier] = []
 
     def open(
-        self, wanted: tuple[Tier, ...], identity: bytes, grid: Grid, path: str, *, fills: bool, alone: bool
+        self, wanted: tuple[Tier, ...], identity: bytes, grid: Grid, path: str, *, fills: bool
     ) -> None:
-        """fills : this rank makes its node's memory tier; alone : for itself. Raises OptionError, ParioError."""
+        """fills : this rank makes its node's memory tier. Raises OptionError, ParioError."""
         if fills:
-            self.memory = _make_memory(wanted, grid, alone)
+            self.memory = _make_memory(wanted, grid)
         if self.memory is not None:
             self.watch = PressureWatch(self.memory)
         for tier in wanted:
@@ -156,7 +156,7 @@ def _existing(path: str) -> str:
     return path
 
 
-def _make_memory(wanted: tuple[Tier, ...], grid: Grid, alone: bool) -> MemoryTier | None:
+def _make_memory(wanted: tuple[Tier, ...], grid: Grid) -> MemoryTier | None:
     """Raises OptionError for a quota below one chunk."""
     if wanted[0].where != _MEMORY:
         return None
@@ -169,7 +169,7 @@ def _make_memory(wanted: tuple[Tier, ...], grid: Grid, alone: bool) -> MemoryTie
     elif budget < grid.chunk_bytes and budget >= grid.file_bytes:
         budget = grid.chunk_bytes  # a file that is smaller than a chunk
     try:
-        return MemoryTier.made(grid, min(budget, most), alone=alone)
+        return MemoryTier.made(grid, min(budget, most))
     except OSError as e:
         _log.warning("no memory tier: %s", e)
         return None

@@ -92,8 +92,8 @@ class LocalFill:
         self._words[kernels.CORES] = min(len(shares), len(allowed_cores()))
         try:
             self._files = self._opened()
-            self._data = -1 if memory.is_own else os.dup(memory.files[0])
-            self._fds += [self._data] * (not memory.is_own)
+            self._data = os.dup(memory.files[0])
+            self._fds.append(self._data)
             closed = np.zeros(kernels.WORDS, np.int64)
             closed[kernels.CLOSED] = 1
             self._copy(closed, 1.0)  # loads the kernel: threads that wait for that start one after another
@@ -129,8 +129,8 @@ class LocalFill:
     def _copy(self, words: np.ndarray, share: float) -> None:
         chunk_bytes = self._memory.grid.chunk_bytes
         run_bytes = max(chunk_bytes, kernels.RUN_BYTES)
-        buffer = self._memory.kernel_view if self._memory.is_own else large_pages(run_bytes)[:run_bytes]
-        fixed = *self._memory.states.words, self._files, self._stamps, chunk_bytes, self._data, buffer
+        buffer, data = large_pages(run_bytes)[:run_bytes], (self._data, self._memory.pages, self._memory.large)
+        fixed = *self._memory.states.words, self._files, self._stamps, chunk_bytes, data, buffer
         kernels.fill_chunks(self._order, words, *fixed, share, _SHARE)
 
     def _run(self) -> None:

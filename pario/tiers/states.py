@@ -21,8 +21,6 @@ from pario.comm import futex
 from pario.kernels.fence import full_fence, generation_of
 from pario.kernels.fill import CHUNK_US
 
-#: MADV_WIPEONFORK, which Python has no name for.
-WIPE_ON_FORK = 18
 _HEAD_BYTES = 64
 #: Seconds between two looks of a rank that waits for a chunk whether the others still live.
 _LOOK_S = 0.2
@@ -35,8 +33,7 @@ _USED = 4  # how many chunks hold records, if a fill from a file of this node ha
 
 
 class ChunkStates:
-    """Maps the states in an open file of `ChunkStates.nbytes(chunks)` bytes; -1: in new memory of this process, which a
-    forked child finds empty.
+    """Maps the states in an open file of `ChunkStates.nbytes(chunks)` bytes.
 
     writes : this process may call the methods of the writer, one thread at a time; the others any thread may call
 
@@ -46,10 +43,7 @@ class ChunkStates:
 
     def __init__(self, fd: int, chunks: int, *, writes: bool) -> None:
         rights = mmap.PROT_READ | (mmap.PROT_WRITE if writes else 0)
-        kind = mmap.MAP_SHARED if fd >= 0 else mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        words = mmap.mmap(fd, self.nbytes(chunks), flags=kind, prot=rights)
-        if fd < 0:
-            words.madvise(WIPE_ON_FORK)
+        words = mmap.mmap(fd, self.nbytes(chunks), prot=rights)
         self._head = np.frombuffer(words, dtype=np.int32, count=_HEAD_BYTES // 4)
         self._states = np.frombuffer(words, dtype=np.int64, offset=_HEAD_BYTES, count=chunks)
         self._coming = np.frombuffer(words, dtype=np.uint8, offset=_HEAD_BYTES + 8 * chunks, count=chunks)
