@@ -44,7 +44,7 @@ def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
         request.getfixturevalue("nothing_copied")
     if request.param == "half":
         first_uses = fill._first_uses
-        monkeypatch.setattr(fill, "_first_uses", lambda *a: (c for c in first_uses(*a) if c % 2))
+        monkeypatch.setattr(fill, "_first_uses", lambda *a: (c[c % 2 == 1] for c in first_uses(*a)))
     return str(request.param)
 
 

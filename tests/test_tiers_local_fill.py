@@ -56,7 +56,7 @@ class Filling:
 
     def fill(self, chunks: Any = None) -> LocalFill:
         used = np.arange(self.tier.grid.chunks)
-        order = iter(used.tolist() if chunks is None else chunks)
+        order = map(np.atleast_1d, [used] if chunks is None else chunks)
         files = list(zip(self.fetchers, self.snapshots, self.bases.tolist(), strict=True))
         counts, failed = (RankStats(), lambda *each: self.counted.append(each)), self.errors.append
         return LocalFill(files, self.tier, order, used, threads=2, counts=counts, failed=failed)

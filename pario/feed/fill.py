@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 import numpy as np
 
@@ -45,14 +46,15 @@ def begin_fill(context: Context, work: Work, memory: MemoryTier) -> Fill | None:
         return LocalFill(files, memory, chunks, used, threads=usual, counts=counts, failed=failed)
     assert stage.fetcher is not None  # the node's first rank has opened the file
     reader.file.knob.at_least(usual)  # chunks are longer than the reads of the start
-    return Filler(reader.file.pool, stage.fetcher, memory, chunks, stats=context.stats, failed=failed)
+    order = chain.from_iterable(map(np.ndarray.tolist, chunks))
+    return Filler(reader.file.pool, stage.fetcher, memory, order, stats=context.stats, failed=failed)
 
 
 def _first_uses(
     context: Context, work: Work, memory: MemoryTier, seen: np.ndarray, used: np.ndarray
-) -> Iterator[int]:
-    """The chunks of this node's records that are not in `seen`, in the order of their first use. Those of a group come
-    in file order, which makes long reads of neighbours."""
+) -> Iterator[np.ndarray]:
+    """The chunks of this node's records that are not in `seen`, in the order of their first use, i64[n] of a group at a
+    time. Those come in file order, which makes long reads of neighbours."""
     index, checked, grid = context.reader.index, context.reader.checked, memory.grid
     schedule, left, needed = work.schedule, int((~seen[used]).sum()), np.zeros(len(seen), bool)
     for group in range(schedule.groups):
@@ -62,14 +64,13 @@ def _first_uses(
         offsets, nbytes = index.extents_of(ids)
         chunks = grid.chunks_at(*checked.spans(offsets, nbytes))
         needed[chunks] = True
-        for chunk in chunks.tolist():
-            if not seen[chunk]:
-                seen[chunk] = True
-                left -= 1
-                yield chunk
+        fresh = chunks[~seen[chunks]]
+        seen[fresh] = True
+        left -= len(fresh)
+        yield fresh
     # In key order no epoch needs the rest, and a filling that looks for it would begin in each.
     if context.world.nodes == 1 and not context.options.once:  # of what is dropped, or was read before this was resumed
-        yield from used[~seen[used]].tolist()
+        yield used[~seen[used]]
     elif work.stream.repeats and not work.start:  # of other nodes
         assert context.reader.stage is not None
         context.reader.stage.needed = np.flatnonzero(needed)

@@ -54,8 +54,8 @@ class LocalFill:
 
     files : of each file a fetcher, the snapshot, and the address at which it begins
     memory : the tier
-    chunks : the chunks that are absent, each once, in the order in which they are needed; used : i64[n], all that hold
-        records
+    chunks : i64[n] each, the chunks that are absent, each once, in the order in which they are needed
+    used : i64[n], all that hold records
     threads : how many copy, at least; fewer if there are fewer reads
     counts : the stats that count the time of the reads, and count(reads, bytes), called now and then
     failed(error) : called once, by a thread, if a chunk cannot be read
@@ -65,7 +65,7 @@ class LocalFill:
         self,
         files: Sequence[tuple[Fetcher, Snapshot, int]],
         memory: MemoryTier,
-        chunks: Iterator[int],
+        chunks: Iterator[np.ndarray],
         used: np.ndarray,
         *,
         threads: int,
@@ -74,7 +74,7 @@ class LocalFill:
     ) -> None:
         self._sources, self._memory = files, memory
         (self._stats, self._count), self._counted, self._counted_at = counts, np.zeros(2, np.int64), 0.0
-        self._chunks, self._failed = chunks, failed
+        self._chunks, self._group, self._failed = chunks, used[:0], failed
         self._order = np.empty(len(used), np.int64)
         self._words = np.zeros(kernels.WORDS, np.int64)
         self.error: BaseException | None = None
@@ -181,12 +181,13 @@ class LocalFill:
 
     def _next(self, asked: int, most: int) -> int:
         """Put the next chunks into the order, as many as the tier has room for; returns how many."""
-        count = 0
-        while count < most and (chunk := next(self._chunks, None)) is not None:
-            if not self._memory.reserve():
-                break
-            self._order[asked + count] = chunk
-            count += 1
+        while not len(self._group):
+            if (group := next(self._chunks, None)) is None:
+                return 0
+            self._group = group
+        count = self._memory.reserve(min(most, len(self._group)))
+        self._order[asked : asked + count] = self._group[:count]
+        self._group = self._group[count:]
         return count
 
     def _found(self, status: int, chunk: int) -> BaseException:

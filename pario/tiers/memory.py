@@ -249,16 +249,17 @@ class MemoryTier(AnyTier):
         with self._lock:
             self.budget = min(self.wanted, max(self.budget, self.held_bytes + nbytes))
 
-    def reserve(self) -> bool:
-        """Count one more chunk as held, which somebody is about to write; False: there is no room for it."""
+    def reserve(self, chunks: int) -> int:
+        """Count up to this many more chunks as held, which somebody is about to write; returns how many have room."""
         nbytes = self.grid.chunk_bytes
-        if self.is_full or not self.admit(nbytes):
-            return False
+        chunks = min(chunks, (self.budget - self.held_bytes) // nbytes)
+        if not self._open or chunks <= 0 or not self.admit(chunks * nbytes):
+            return 0
         with self._lock:
-            if not self._open or self.held_bytes + nbytes > self.budget:
-                return False
-            self.held_bytes += nbytes
-        return True
+            if not self._open or self.held_bytes + chunks * nbytes > self.budget:
+                return 0
+            self.held_bytes += chunks * nbytes
+        return chunks
 
     def settle(self, reserved: int, written: int, *, last: bool) -> None:
         """Of this many chunks that were reserved, this many were written. last : the grid's last one was among them,
