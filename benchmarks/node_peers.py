@@ -81,7 +81,7 @@ def serve(pipe: Connection) -> None:
     there = socket.create_server(("127.0.0.1", 0))
     pipe.send((service.address, local.getsockname(), there.getsockname()))
     for listener in (local, there):
-        threading.Thread(target=_send_all, args=(listener, tier.files[0]), daemon=True).start()
+        threading.Thread(target=_send_all, args=(listener, tier.fd), daemon=True).start()
     while pipe.recv() == "idle":
         begin = time.process_time()
         time.sleep(IDLE_S)

@@ -11,18 +11,20 @@ from math import prod
 import numpy as np
 
 from pario.errors import HeldBatchesError
-from pario.machine import LARGE_BYTES
 
 _ALIGN = 64  # bytes: cache lines, and the widest vector loads
+
+#: A large page, in bytes.
+_LARGE = 2 << 20
 
 
 def large_pages(nbytes: int) -> np.ndarray:
     """u8[>= nbytes], uninitialised, which begins and ends with a large page where the system has them: a disk fills
     such memory in few requests. (O_DIRECT reads of 1 to 16 MiB of a local file, one thread: 3.4 to 4.0 GB/s into large
     pages, 1.2 to 1.7 into small ones.)"""
-    whole = -(-max(nbytes, 1) // LARGE_BYTES) * LARGE_BYTES
-    memory = np.empty(LARGE_BYTES + whole, np.uint8)  # from twice LARGE_BYTES on, numpy asks the system for them
-    return memory[-memory.ctypes.data % LARGE_BYTES :][:whole]
+    whole = -(-max(nbytes, 1) // _LARGE) * _LARGE
+    memory = np.empty(_LARGE + whole, np.uint8)  # from twice _LARGE on, numpy asks the system for them
+    return memory[-memory.ctypes.data % _LARGE :][:whole]
 
 
 class Buffers:

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
-import mmap
 import os
-import platform
 import re
 import resource
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
-from typing import Any, BinaryIO, NamedTuple, TypeVar
-
-import numpy as np
-
-T = TypeVar("T")
+from typing import Any, BinaryIO, NamedTuple
 
 #: (type, kind); a type of fuse.NAME is "FUSE"
 _KINDS = {
@@ -34,16 +27,6 @@ _LIMIT, _USED = ("memory.max", "memory.limit_in_bytes"), ("memory.current", "mem
 _MOST_TEXT = 32 << 10
 #: Nobody can change the size of such memory.
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-#: Of the large pages of most processors, in bytes.
-LARGE_BYTES = 2 << 20
-#: No memory is set aside for pages that nobody writes: else a file larger than memory could not be mapped. Python's
-#: mmap has the name from 3.13 on only.
-_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x40 if platform.machine().startswith("ppc") else 0x4000)
-_MAP_FIXED, _REMOVE = 0x10, 9
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_ssize_t
-_libc.mmap.argtypes = *(ctypes.c_size_t,) * 2, *(ctypes.c_int,) * 3, ctypes.c_int64
-_libc.madvise.argtypes = ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
@@ -132,10 +115,10 @@ def last_cache_bytes() -> int | None:
     return max(sizes, default=None)
 
 
-def free_memory(*, swap: bool = True) -> int | None:
-    """Bytes that programs on this node can still allocate, with or without swapping; None if unknown."""
+def free_memory() -> int | None:
+    """Bytes that programs on this node can still allocate, with swapping; None if unknown."""
     info = _meminfo()
-    known = [info[name] for name in ("MemAvailable", "SwapFree")[: 1 + swap] if name in info]
+    known = [info[name] for name in ("MemAvailable", "SwapFree") if name in info]
     return sum(known) if known else None
 
 
@@ -155,17 +138,14 @@ def _cached_bytes(lines: list[str]) -> int:
     return sum(int(stat.get(f"total_{name}") or stat.get(name) or 0) for name in ("active_file", "inactive_file"))
 
 
-def memory(*, swap: bool = True) -> tuple[int, int]:
-    """(bytes that this process and its neighbours in the control group may use, bytes of these available now, with or
-    without swapping)."""
-    limits = list(memory_limits())
-    total = min([_meminfo().get("MemTotal", 0), *(limit for limit, _ in limits)])
-    free = free_memory(swap=swap)
-    return total, max(0, min([total if free is None else free, total, *(left for _, left in limits)]))
+def memory() -> tuple[int, int]:
+    """(bytes that this process and its neighbours in the control group may use, bytes of these available now without
+    swapping)."""
+    return MemoryGauge().read()
 
 
 class MemoryGauge:
-    """`memory(swap=False)` for a thread that asks often and acts at once. The files stay open, and each costs one
+    """`memory` for a thread that asks often and acts at once. The files stay open, and each costs one
     system call: after every one of them the interpreter may let other threads run first, for 5 ms each. Limits are
     those of the moment at which this was made."""
 
@@ -413,31 +393,6 @@ def sealed_memory(name: str, nbytes: int, *, whole: bool = False) -> int:
     return fd
 
 
-def map_memory(fd: int, nbytes: int, *, writes: bool = False, private: bool = False) -> np.ndarray:
-    """u8[nbytes] of `sealed_memory`, whose first byte is the first of a large page. Raises OSError.
-
-    private : what this process writes is seen by nobody else
-    """
-    rights, here = mmap.PROT_READ | mmap.PROT_WRITE * writes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
-    # The kernel aligns mappings only where it makes large pages by itself: so this one takes the place of another,
-    # with which it ends.
-    place = np.frombuffer(mmap.mmap(-1, nbytes + LARGE_BYTES, flags=here, prot=rights), np.uint8)
-    memory = place[-place.ctypes.data % LARGE_BYTES :][:nbytes]
-    kind = _MAP_FIXED | (mmap.MAP_PRIVATE | _NO_RESERVE if private else mmap.MAP_SHARED)
-    _checked(_libc.mmap(memory.ctypes.data, nbytes, rights, kind, fd, 0))
-    return memory
-
-
-def give_pages(memory: np.ndarray, offset: int, nbytes: int) -> None:
-    """Give these pages of `map_memory` back to the system; all that map them read zeros then. Raises OSError."""
-    _checked(_libc.madvise(memory.ctypes.data + offset, nbytes, _REMOVE))
-
-
-def _checked(result: int) -> None:
-    if result == -1:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-
-
 def is_sealed(fd: int, nbytes: int) -> bool:
     """Whether it is `sealed_memory` of this many bytes."""
     try:
@@ -445,19 +400,6 @@ def is_sealed(fd: int, nbytes: int) -> bool:
     except OSError:  # no memfd
         return False
     return seals & _SEALS == _SEALS and os.fstat(fd).st_size == nbytes
-
-
-def with_files(make: Callable[[tuple[int, int]], T], openers: Iterable[Callable[[], int]]) -> T:
-    """make(what they open), which owns it if it does not raise; else it is closed."""
-    files: list[int] = []
-    try:
-        for opener in openers:
-            files.append(opener())
-        return make((files[0], files[1]))
-    except BaseException:
-        for fd in files:
-            os.close(fd)
-        raise
 
 
 def write_all(fd: int, data: Any, offset: int) -> None:

@@ -81,17 +81,17 @@ def test_a_gauge_says_what_a_look_says(machine: Path, monkeypatch: pytest.Monkey
     """With one system call per file, for whoever asks often."""
     opened = os.open
     monkeypatch.setattr(os, "open", lambda path, *more: opened(f"{machine}{path}", *more))
-    assert kernel.MemoryGauge().read() == kernel.memory(swap=False) == (99999999 * 1024, 8 * GIB)
+    assert kernel.MemoryGauge().read() == kernel.memory() == (99999999 * 1024, 8 * GIB)
     (machine / "proc" / "self" / "cgroup").write_text("4:memory:/job/task\n0::/two\n")
     group(machine / "sys/fs/cgroup/memory/job", memory__limit_in_bytes=6 * GIB, memory__usage_in_bytes=2 * GIB)
     (machine / "sys/fs/cgroup/memory/job/memory.stat").write_text(f"total_active_file {GIB}\ntotal_inactive_file 5\n")
     group(machine / "sys/fs/cgroup/memory/job/task", memory__limit_in_bytes=1 << 62, memory__usage_in_bytes=GIB)
     gauge = kernel.MemoryGauge()
-    assert gauge.read() == kernel.memory(swap=False) == (6 * GIB, 5 * GIB + 5)
+    assert gauge.read() == kernel.memory() == (6 * GIB, 5 * GIB + 5)
     group(machine / "sys/fs/cgroup/two", memory__max=3 * GIB, memory__current=2 * GIB)
     gauge = kernel.MemoryGauge()
-    assert gauge.read() == kernel.memory(swap=False) == (3 * GIB, GIB)
+    assert gauge.read() == kernel.memory() == (3 * GIB, GIB)
     (machine / "sys/fs/cgroup/two/memory.current").write_text(f"{4 * GIB}\n")
-    assert gauge.read() == kernel.memory(swap=False) == (3 * GIB, 0)
+    assert gauge.read() == kernel.memory() == (3 * GIB, 0)
     (machine / "proc/meminfo").write_text("")
     assert gauge.read()[1] == 0

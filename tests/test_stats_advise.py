@@ -94,15 +94,6 @@ def test_small_requests_are_free_out_of_a_cache_and_belong_to_random_order() -> 
     assert 'shuffle="block"' in text
 
 
-@pytest.mark.parametrize(("wrong", "told"), [(100, False), (101, True)])
-def test_misaligned_requests(wrong: int, told: bool) -> None:
-    found = said(rank(file={"misaligned": wrong}))
-    assert ("misaligned requests" in found) == told
-    if told:
-        assert "101 of 1,000 requests (10%) do not begin at a multiple of 4,096 bytes" in found["misaligned requests"]
-        assert "slot_bytes" in found["misaligned requests"]
-
-
 @pytest.mark.parametrize(
     ("file", "told"),
     [
@@ -195,19 +186,19 @@ def test_dropped_events_are_said() -> None:
 
 def test_every_sentence_has_numbers_and_every_rule_is_tested() -> None:
     assert list(RULES) == [
-        *("bound", "straggler", "imbalance", "random", "small", "misaligned", "metadata", "amplified", "unseen"),
+        *("bound", "straggler", "imbalance", "random", "small", "metadata", "amplified", "unseen"),
         "dropped",
     ]
     worst = rank(
         0,
-        file={"reads": 9000, "small": 9000, "misaligned": 900, "random": 900, "rotating": True, "nbytes": 3 * 10**9},
+        file={"reads": 9000, "small": 9000, "random": 900, "rotating": True, "nbytes": 3 * 10**9},
         consumer=9.0,
         open=40.0,
     )
     worst.dropped = 1
     found = advise([worst, rank(1, node_bytes=10**8)])
     assert {each.rule for each in found} == {
-        *("consumer-bound", "straggler", "imbalance", "random requests", "small requests", "misaligned requests"),
+        *("consumer-bound", "straggler", "imbalance", "random requests", "small requests"),
         *("metadata", "read amplification", "dropped events"),
     }
     for each in found:

@@ -26,7 +26,7 @@ def handles(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[An
         first, second = (DiskTier(os.fspath(tmp_path), bytes(32), GRID, ROOM, floor=0.0) for _ in range(2))
     else:
         first = made = MemoryTier.made(GRID, ROOM)
-        second = MemoryTier(GRID, (os.dup(made.files[0]), os.dup(made.files[1])))
+        second = MemoryTier(GRID, os.dup(made.fd))
     yield first, second
     first.close()
     second.close()

@@ -300,7 +300,7 @@ class Host:
         owners = np.ascontiguousarray(stage.placement.owners)
         memory = stage.memory
         words |= {
-            "paths": memory.paths if memory is not None else None,
+            "path": memory.path if memory is not None else None,
             "budget": memory.budget if memory is not None else 0,
             "chunks": stage.grid.chunks,
             "copies": owners.shape[1],

@@ -105,7 +105,7 @@ def _brought(peers: Peers, chunk: int, grid: Grid) -> bool:
 
 def _attached(grid: Grid, told: asking.Told) -> ServedTier | None:
     try:
-        return ServedTier.attached(grid, told.paths) if told.paths is not None else None
+        return ServedTier.attached(grid, told.path) if told.path is not None else None
     except (OSError, ParioError) as e:  # in another container; what the service holds comes through its socket
         _log.warning("the memory of the node's service cannot be mapped: %s", e)
         return None

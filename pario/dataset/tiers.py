@@ -41,9 +41,7 @@ class OpenTiers:
         self.watch: PressureWatch | None = None
         self.disks: list[DiskTier] = []
 
-    def open(
-        self, wanted: tuple[Tier, ...], identity: bytes, grid: Grid, path: str, *, fills: bool
-    ) -> None:
+    def open(self, wanted: tuple[Tier, ...], identity: bytes, grid: Grid, path: str, *, fills: bool) -> None:
         """fills : this rank makes its node's memory tier. Raises OptionError, ParioError."""
         if fills:
             self.memory = _make_memory(wanted, grid)
@@ -135,7 +133,7 @@ def look_at_tiers(path: str | None) -> list[dict[str, Any]]:
     for tier in wanted:
         facts: dict[str, Any] = {"where": tier.where, "quota": str(tier.quota), "problem": ""}
         if tier.where == _MEMORY:
-            facts["free"] = machine.memory(swap=False)[1]
+            facts["free"] = machine.memory()[1]
         else:
             folder = here(tier.where)
             where, disk = machine.file_system(folder), os.statvfs(_existing(folder))
@@ -177,17 +175,17 @@ def _make_memory(wanted: tuple[Tier, ...], grid: Grid) -> MemoryTier | None:
 
 def automatic_bytes() -> int:
     """What an automatic memory tier takes at most."""
-    return machine.memory(swap=False)[1] // _SHARE_OF_MEMORY
+    return machine.memory()[1] // _SHARE_OF_MEMORY
 
 
 def share_memory(mine: T | None, kind: type[T], grid: Grid, world: AnyWorld) -> T | None:
     """The memory tier of this node's leader; None on all nodes unless all ranks can use theirs. Collective."""
-    paths = world.node_bcast(mine.paths if mine is not None else None)
+    path = world.node_bcast(mine.path if mine is not None else None)
     memory: T | None = mine
-    refused = mine is None and paths is None
-    if paths is not None and not world.is_leader:
+    refused = mine is None and path is None
+    if path is not None and not world.is_leader:
         try:
-            memory = kind.attached(grid, paths)
+            memory = kind.attached(grid, path)
         except (OSError, ParioError) as e:
             _log.warning("no memory tier: rank %d cannot open that of its node's first rank: %s", world.rank, e)
             refused = True

@@ -34,16 +34,9 @@ class TracedFetcher(Guarded):
         self._recorder = recorder
         status = store.status()
         system = machine.file_system_of(store.path, status.st_dev)
-        self.number = recorder.file(
-            OpenedFile(
-                os.path.abspath(store.path),
-                system.type,
-                system.kind,
-                system.shared,
-                machine.is_rotating(status.st_dev),
-                max(512, status.st_blksize),
-            )
-        )
+        rotating = machine.is_rotating(status.st_dev)
+        path = os.path.abspath(store.path)
+        self.number = recorder.file(OpenedFile(path, system.type, system.kind, system.shared, rotating))
 
     def pread(self, offset: int, nbytes: int) -> bytes:
         begin = time.perf_counter()

@@ -223,7 +223,7 @@ class HeldFiles:
             return
         self._unseen = 0
         for give_up in (True, False):
-            total, free = memory(swap=False)
+            total, free = memory()
             if free >= nbytes + _LOOK_BYTES + total // _LEFT_SHARE or not total:
                 return
             if give_up:

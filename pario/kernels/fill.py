@@ -63,16 +63,14 @@ def _claim(builder, flags, at):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _claimed(coming, states, chunk, old, n):  # type: ignore[no-untyped-def]
-    """Whether this thread is now the one that brings the chunk, of which old[n] is the state. Else it is there, or its
-    bytes are about to go and would take the copy along, or an older fill, which nobody waited for, is just at it."""
+def _claimed(coming, states, chunk):  # type: ignore[no-untyped-def]
+    """Whether this thread is now the one that brings the chunk. Else it is there, or its bytes are about to go and
+    would take the copy along, or an older fill, which nobody waited for, is just at it."""
     if not _claim(coming, chunk):
         return False
-    old[n] = states[chunk]
-    if old[n] & 3:
+    if states[chunk] & 3:
         coming[chunk] = 0
-        return False
-    return True
+    return coming[chunk] != 0
 
 
 @inner
@@ -186,7 +184,6 @@ def fill_chunks(order, words, states, coming, head, files, stamps, chunk_bytes, 
         share = least
     begin, spent = _seconds(_MONOTONIC, time), _seconds(_THREAD_CPU, time)
     most = max(1, RUN_BYTES // chunk_bytes)
-    old = np.empty(most, np.int64)
     at, end = np.int64(0), np.int64(0)
     while True:
         if at == end or words[STOP] != 0 or words[STATUS] != 0:
@@ -196,7 +193,7 @@ def fill_chunks(order, words, states, coming, head, files, stamps, chunk_bytes, 
             end = at + n
         chunk = order[at]
         at += 1
-        if not _claimed(coming, states, chunk, old, 0):
+        if not _claimed(coming, states, chunk):
             continue
         n = 1
         to = chunk * chunk_bytes
@@ -205,7 +202,7 @@ def fill_chunks(order, words, states, coming, head, files, stamps, chunk_bytes, 
             f += 1
         fd, direct, base, size, meta = files[f, 0], files[f, 1], files[f, 2], files[f, 3], files[f, 4]
         while at < end and to + n * chunk_bytes < base + size:  # what follows it in this file
-            if not _claimed(coming, states, chunk + n, old, n):
+            if not _claimed(coming, states, chunk + n):
                 break
             n, at = n + 1, at + 1
         cpu, wall = _seconds(_THREAD_CPU, time), _seconds(_MONOTONIC, time)
@@ -220,15 +217,13 @@ def fill_chunks(order, words, states, coming, head, files, stamps, chunk_bytes, 
             status = SNAPSHOT
         if status != 0 and swap(words, STATUS, 0, status):
             words[WHERE] = chunk
-        ours = 0
         full_fence()
-        for i in range(n):
-            if status == 0:
-                ours += swap(states, chunk + i, old[i], old[i] + 1)
-            coming[chunk + i] = 0
+        for i in range(chunk, chunk + n):
+            states[i] += status == 0
         full_fence()
-        if ours:
-            _add(words, DONE, ours)
+        coming[chunk : chunk + n] = 0
+        if status == 0:
+            _add(words, DONE, n)
             _add(words, READS, 1)
         head[0] = (head[0] + 1) & 0x7FFFFFFF
         full_fence()

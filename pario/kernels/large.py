@@ -6,8 +6,9 @@ from numba import types
 
 from pario.kernels.fence import full_fence
 from pario.kernels.jit import ARRAY, emitted, inner, kernel
-from pario.machine import LARGE_BYTES
 
+#: Of most processors. Those that have others refuse.
+LARGE_BYTES = 2 << 20
 #: Of a large page: nobody has asked for it; somebody is asking; it is there; it was refused.
 _UNKNOWN, _ASKED, _LARGE, _SMALL = range(4)
 _PAGE, _PAUSE_US = 4096, 20

@@ -120,7 +120,7 @@ class _Budget:
     """What the records of one call may take of the memory."""
 
     def __init__(self, records: int, path: str) -> None:
-        self._left = machine.memory(swap=False)[1] // _SHARE_OF_MEMORY
+        self._left = machine.memory()[1] // _SHARE_OF_MEMORY
         self._told = (path, records)
 
     def take(self, nbytes: int) -> bool:

@@ -200,7 +200,7 @@ class Store:
         """From now on read what it holds from there."""
         self._copy = copy  # as long as anybody reads: the system gives numbers of files to others
         words, tier = self.words, copy.tier
-        words[abi.COPY_FD], words[abi.CHUNK_BITS] = tier.files[0], tier.grid.chunk_bytes.bit_length() - 1
+        words[abi.COPY_FD], words[abi.CHUNK_BITS] = tier.fd, tier.grid.chunk_bytes.bit_length() - 1
         words[abi.COPY_STATES] = tier.states.address
 
     @property

@@ -1,7 +1,7 @@
 """What the numbers of a trace say, in sentences: what costs time, how much, and which option changes it.
 
 Each rule is a pure function of the ranks' summaries, and says nothing where its threshold is not passed. The thresholds
-of small, misaligned and random requests, of stragglers, imbalance and metadata are those of Drishti (an analyser of
+of small and random requests, of stragglers, imbalance and metadata are those of Drishti (an analyser of
 Darshan's logs); where pario knows better what a request costs, the sentence says that, too.
 """
 
@@ -19,7 +19,6 @@ from pario.text import counted, decimal_bytes, seconds
 
 #: Small requests are worth a sentence from this share and this number of them on.
 _SMALL_SHARE, _SMALL_COUNT = 0.1, 1000
-_MISALIGNED_SHARE = 0.1
 _RANDOM_SHARE = 0.2
 _STRAGGLER_SHARE = 0.15
 _IMBALANCE_SHARE = 0.3
@@ -160,23 +159,6 @@ def small(job: Job) -> Iterator[Advice]:
     else:
         change = "Change: a larger Options(gap_bytes=...), which reads across small gaps, or a larger slot_bytes."
     yield Advice("small requests", what + ".", change)
-
-
-def misaligned(job: Job) -> Iterator[Advice]:
-    """Many requests that do not begin where a block of the file system does."""
-    known, wrong = job.total("known"), job.total("misaligned")
-    if known < _LEAST_REQUESTS or wrong <= _MISALIGNED_SHARE * known:
-        return
-    block = max(file.block for file in job.files if file.misaligned)
-    what = (
-        f"{int(wrong):,} of {int(known):,} requests ({wrong / known:.0%}) do not begin at a multiple of {block:,} "
-        "bytes, the file system's block"
-    )
-    change = (
-        "Change: a larger Options(slot_bytes=...), which makes fewer and longer reads, of which fewer begin inside a "
-        "block or cross a stripe."
-    )
-    yield Advice("misaligned requests", what + ".", change)
 
 
 def random(job: Job) -> Iterator[Advice]:
@@ -328,6 +310,6 @@ def dropped(job: Job) -> Iterator[Advice]:
     yield Advice("dropped events", what + ".", "Trace fewer steps for a complete picture.")
 
 
-_BY_WEIGHT = bound, straggler, imbalance, random, small, misaligned, metadata, amplified, unseen, dropped
+_BY_WEIGHT = bound, straggler, imbalance, random, small, metadata, amplified, unseen, dropped
 #: name -> rule, the most important first
 RULES: dict[str, Callable[[Job], Iterator[Advice]]] = {rule.__name__: rule for rule in _BY_WEIGHT}

@@ -72,7 +72,6 @@ class OpenedFile:
 
     fs, kind : its file system, as `machine.FileSystem`; shared : other nodes see it, too
     rotating : it is on a rotating disk; None: unknown
-    block : bytes; requests that begin at a multiple of it are aligned
     """
 
     path: str
@@ -80,7 +79,6 @@ class OpenedFile:
     kind: str = ""
     shared: bool = False
     rotating: bool | None = None
-    block: int = 4096
 
 
 class Track:

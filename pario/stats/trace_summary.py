@@ -38,7 +38,7 @@ class FileRequests(OpenedFile):
 
     reads, nbytes, seconds : requests for records and pages, their bytes, and their seconds, summed over threads
     small : of them, below SMALL_BYTES
-    known : of them, those whose extents were recorded; misaligned, random : of these
+    known : of them, those whose extents were recorded; random : of these
     probes : looks into the page cache, a byte each, which ask no store
     opens, stats, meta_reads, meta_bytes, meta_seconds : opening it, looks at its path, reads of its meta pages; all
         their seconds
@@ -49,7 +49,6 @@ class FileRequests(OpenedFile):
     seconds: float = 0.0
     small: int = 0
     known: int = 0
-    misaligned: int = 0
     random: int = 0
     opens: int = 0
     stats: int = 0
@@ -96,7 +95,7 @@ class RankSummary:
 
 def summarise(recorder: Recorder, tracks: Sequence[tuple[np.ndarray, np.ndarray]]) -> dict[str, Any]:
     """The summary of one rank, for JSON. tracks : EVENT[n] and EXTENT[m] of each thread"""
-    files = [FileRequests(**{**asdict(each), "block": min(each.block, SMALL_BYTES)}) for each in recorder.files]
+    files = [FileRequests(**asdict(each)) for each in recorder.files]
     for number, file in enumerate(files):
         _count(file, number, tracks)
     summary = RankSummary(
@@ -151,7 +150,6 @@ def _count(file: FileRequests, number: int, tracks: Sequence[tuple[np.ndarray, n
     file.nbytes += int(lengths.sum())
     file.small += int((lengths < SMALL_BYTES).sum())
     file.known = len(begins)
-    file.misaligned = int((begins % max(1, file.block) != 0).sum())
     file.random = int(_random(begins, begins + lengths).sum())
 
 

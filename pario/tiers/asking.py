@@ -108,13 +108,13 @@ def good(body: bytes) -> tuple[dict[str, Any], bytes]:
 class Told(NamedTuple):
     """What a service has said of a dataset.
 
-    paths : of its memory tier's files, or None
+    path : of its memory tier, or None
     budget : of that tier, in bytes
     owners, keeps : see `Placement` and `Stage`
     """
 
     servers: Servers
-    paths: tuple[str, str] | None
+    path: str | None
     budget: int
     owners: np.ndarray
     keeps: np.ndarray
@@ -194,11 +194,11 @@ def find_servers(directory: PrivateDirectory, wait_s: float) -> Servers:
 
 def _told(servers: Servers, words: dict[str, Any], raw: bytes, grid: Grid) -> Told:
     """Raises ValueError, KeyError, TypeError."""
-    paths, chunks, copies = words["paths"], int(words["chunks"]), int(words["copies"])
+    path, chunks, copies = words["path"], int(words["chunks"]), int(words["copies"])
     if chunks != grid.chunks:
         raise ValueError(f"it divides the file into {chunks} chunks, this job into {grid.chunks}")
     owners, keeps = np.empty((chunks, 0), np.int32), np.zeros(chunks, bool)
     if raw:
         owners = np.frombuffer(raw, np.int32, chunks * copies).reshape(chunks, copies)
         keeps = np.unpackbits(np.frombuffer(raw, np.uint8, offset=owners.nbytes), count=chunks).astype(bool)
-    return Told(servers, paths and (paths[0], paths[1]), int(words["budget"]), owners, keeps)
+    return Told(servers, path and str(path), int(words["budget"]), owners, keeps)

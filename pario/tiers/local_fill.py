@@ -92,7 +92,7 @@ class LocalFill:
         self._words[kernels.CORES] = min(len(shares), len(allowed_cores()))
         try:
             self._files = self._opened()
-            self._data = os.dup(memory.files[0])
+            self._data = os.dup(memory.fd)
             self._fds.append(self._data)
             closed = np.zeros(kernels.WORDS, np.int64)
             closed[kernels.CLOSED] = 1

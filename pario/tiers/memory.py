@@ -1,12 +1,12 @@
 """A tier in memory of this node that belongs to pario: filled by one process, read by all that it hands the files to.
 
-    data     a memfd as large as the data file, at whose own offsets the chunks lie; sparse
-    states   a memfd that says which chunks are there (states.py)
+    data     as large as the data file, at whose own offsets the chunks lie; sparse
+    states   which chunks are there (states.py)
 
-Both are sealed: nobody can shrink them, so no reader is killed by SIGBUS. Chunks can be given back, and then read as
-zeros; so a reader looks at the chunk's generation before and after it copies, and uses nothing that was copied while
-the generation changed. Processes map the data twice: read-only, and privately for kernels that expect writable
-memory.
+Both lie in one memfd, which is sealed: nobody can shrink it, so no reader is killed by SIGBUS. Chunks can be given
+back, and then read as zeros; so a reader looks at the chunk's generation before and after it copies, and uses nothing
+that was copied while the generation changed. Processes map the data twice: read-only, and privately for kernels that
+expect writable memory.
 
 A tier with room for the whole file lies in large pages if the system has them: records of 150 KB are copied out of
 them 1.2 to 1.4 times as fast, and a disk writes into them directly. (Without, two chunks may take one large page, and
@@ -15,35 +15,45 @@ the tier more than its budget.)
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
+import platform
 import threading
 from collections.abc import Callable
-from functools import partial
 from typing import TypeVar
 
 import numpy as np
 
 from pario.errors import OptionError, ParioError
-from pario.kernels.large import make_large
+from pario.kernels.large import LARGE_BYTES, make_large
 from pario.kernels.pack import copy_ranges
-from pario.machine import LARGE_BYTES, give_pages, is_sealed, map_memory, sealed_memory, with_files, write_all
+from pario.machine import is_sealed, sealed_memory, write_all
 from pario.tiers.base import AnyTier, Counts
 from pario.tiers.fill_end import FillEnd
 from pario.tiers.grid import Grid
 from pario.tiers.states import ChunkStates
 from pario.wire.frames import Part
 
+#: No memory is set aside for pages that nobody writes: else a file larger than memory could not be mapped. Python's
+#: mmap has the name from 3.13 on only.
+_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x40 if platform.machine().startswith("ppc") else 0x4000)
+_MAP_FIXED, _REMOVE = 0x10, 9
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_ssize_t
+_libc.mmap.argtypes = *(ctypes.c_size_t,) * 2, *(ctypes.c_int,) * 3, ctypes.c_int64
+_libc.madvise.argtypes = ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int
+
 T = TypeVar("T", bound="MemoryTier")
 
 
 class MemoryTier(AnyTier):
-    """`MemoryTier.made` makes one, `MemoryTier(grid, files)` maps one that another process has made and fills.
+    """`MemoryTier.made` makes one, `MemoryTier(grid, fd)` maps one that another process has made and fills.
 
-    files : descriptors of data and states, which this tier owns from now on, if this does not raise; and which other
-        processes of this user on this node may map
+    fd : of data and states, which this tier owns from now on, if this does not raise; and which other processes of this
+        user on this node may map
 
-    Raises ParioError if they are not what `made` makes: without the seals, their maker could kill this process.
+    Raises ParioError if it is not what `made` makes: without the seals, its maker could kill this process.
 
     fills : this process made it, and alone puts chunks
     budget : bytes that its chunks may take now, if this process fills it; wanted : while there is enough memory
@@ -60,13 +70,13 @@ class MemoryTier(AnyTier):
     name, near = "memory", True
     _states_kind: type[ChunkStates] = ChunkStates
 
-    def __init__(self, grid: Grid, files: tuple[int, int], *, budget: int = 0) -> None:
+    def __init__(self, grid: Grid, fd: int, *, budget: int = 0) -> None:
         self.grid = grid.checked()
         self.counts = Counts()
         self.fills = budget > 0
         self._pid = os.getpid()
         self.budget = self.wanted = budget
-        self.files = files
+        self.fd = fd
         self.held_bytes = 0
         self.admit: Callable[[int], bool] = lambda nbytes: True
         # Guards the one above and the one below, and writing to the states. The garbage collector may call `close`
@@ -75,21 +85,20 @@ class MemoryTier(AnyTier):
         self._busy: set[int] = set()
         self._seen: tuple[int, object, np.ndarray] = -1, None, np.empty(0, np.uint8)
         self._open = False
-        self._files_closed = False
-        sizes = _sizes(grid)
-        for fd, nbytes in zip(files, sizes, strict=True):
-            if not is_sealed(fd, nbytes):
-                raise ParioError(f"descriptor {fd} is no sealed memory of {nbytes:,} bytes")
-        self.states = self._states_kind(files[1], grid.chunks, writes=self.fills)
+        self._file_closed = False
+        nbytes, whole = _sizes(grid)
+        if not is_sealed(fd, whole):
+            raise ParioError(f"descriptor {fd} is no sealed memory of {whole:,} bytes")
+        self.states = self._states_kind(fd, nbytes, grid.chunks, writes=self.fills)
         self.fill_end = FillEnd(self.states)
-        self.view = map_memory(files[0], sizes[0])[: grid.file_bytes]
-        self.kernel_view = map_memory(files[0], sizes[0], writes=True, private=True)[: grid.file_bytes]
+        self.view = _mapped(fd, nbytes)[: grid.file_bytes]
+        self.kernel_view = _mapped(fd, nbytes, writes=True, private=True)[: grid.file_bytes]
         self.pages, self.large = np.zeros(0, np.uint8), np.zeros(0, np.int64)
         if self.fills:
-            self.pages = map_memory(files[0], sizes[0], writes=True)
+            self.pages = _mapped(fd, nbytes, writes=True)
             # Chunks are smaller where those beside this node's are of no use to it.
             if budget >= grid.file_bytes >= LARGE_BYTES <= 2 * grid.chunk_bytes:
-                large = np.zeros(sizes[0] // LARGE_BYTES, np.int64)
+                large = np.zeros(nbytes // LARGE_BYTES, np.int64)
                 self.large = large if make_large(self.pages, large, 0, 1) else self.large
         self._open = True
 
@@ -104,20 +113,25 @@ class MemoryTier(AnyTier):
                 f"a budget of {budget:,} bytes does not hold one chunk of {grid.chunk_bytes:,}",
                 hint="Give the memory tier more, or leave it out",
             )
-        names = zip(("pario-data", "pario-states"), _sizes(grid), strict=True)
-        return with_files(partial(cls, grid, budget=budget), (partial(sealed_memory, *each) for each in names))
+        return cls._over(sealed_memory("pario-data", _sizes(grid)[1]), grid, budget)
 
     @classmethod
-    def attached(cls: type[T], grid: Grid, paths: tuple[str, str]) -> T:
-        """The tier of another process, by the names that `paths` gives there. Raises OSError, ParioError."""
-        read = os.O_RDONLY | os.O_CLOEXEC
-        return with_files(partial(cls, grid), (partial(os.open, path, read) for path in paths))
+    def attached(cls: type[T], grid: Grid, path: str) -> T:
+        """The tier of another process, by the name that `path` gives there. Raises OSError, ParioError."""
+        return cls._over(os.open(path, os.O_RDONLY | os.O_CLOEXEC), grid, 0)
+
+    @classmethod
+    def _over(cls: type[T], fd: int, grid: Grid, budget: int) -> T:
+        try:
+            return cls(grid, fd, budget=budget)
+        except BaseException:
+            os.close(fd)
+            raise
 
     @property
-    def paths(self) -> tuple[str, str]:
-        """Names of the files for other processes of this user on this node, for `attached`."""
-        data, states = (f"/proc/{os.getpid()}/fd/{fd}" for fd in self.files)
-        return data, states
+    def path(self) -> str:
+        """The file's name for other processes of this user on this node, for `attached`."""
+        return f"/proc/{os.getpid()}/fd/{self.fd}"
 
     def seen(self, given: int, index: object, n: int) -> np.ndarray:
         """u8[...], a bit for each of the n records of an index: those that this process has checked while
@@ -147,11 +161,11 @@ class MemoryTier(AnyTier):
         with self._lock:
             if chunk in self._busy:
                 return False
-            self._busy.add(chunk)  # first of all: from here on the files stay open
+            self._busy.add(chunk)  # first of all: from here on the file stays open
             here, room = self.states.has(chunk), admitted and self.held_bytes + nbytes <= self.budget
             if not self._open or not self.fills or here or not room:
                 self._busy.discard(chunk)
-                self._close_files()
+                self._close_file()
                 self.counts.refused += self._open and self.fills and not here
                 return self._open and self.fills and here
             self.held_bytes += nbytes
@@ -166,13 +180,13 @@ class MemoryTier(AnyTier):
             else:
                 self.held_bytes = max(0, self.held_bytes - nbytes)
                 self._empty(offset, nbytes)
-                self._close_files()
+                self._close_file()
         return kept
 
     def _write(self, data: np.ndarray, offset: int) -> bool:
         make_large(self.pages, self.large, offset, len(data))
         try:
-            write_all(self.files[0], data, offset)
+            write_all(self.fd, data, offset)
         except OSError:  # no memory, or a limit on the size of files
             self.counts.errors += 1
             return False
@@ -216,7 +230,7 @@ class MemoryTier(AnyTier):
         self.counts.reads += 1
         self.counts.read_bytes += nbytes
         view = self.view[offset : offset + nbytes]
-        return Part(view, self.files[0], offset, lambda: self.states.generation(chunks, chunks) == before)
+        return Part(view, self.fd, offset, lambda: self.states.generation(chunks, chunks) == before)
 
     def room(self) -> int:
         return min(self.grid.chunks, self.budget // self.grid.chunk_bytes)
@@ -288,25 +302,50 @@ class MemoryTier(AnyTier):
                 # made new pages, too: so everything goes.
                 self._empty(0, self.grid.file_bytes)
             self._open = False
-            self._close_files()
+            self._close_file()
 
     def __del__(self) -> None:
         if getattr(self, "_open", False):
             self.close()
 
-    def _close_files(self) -> None:
-        """As soon as nobody writes: the system may give their numbers to other files at once."""
-        if not self._open and not self._busy and not self._files_closed:
-            self._files_closed = True
-            for fd in self.files:
-                os.close(fd)
+    def _close_file(self) -> None:
+        """As soon as nobody writes: the system may give its number to another file at once."""
+        if not self._open and not self._busy and not self._file_closed:
+            self._file_closed = True
+            os.close(self.fd)
 
     def _empty(self, offset: int, nbytes: int) -> None:
         end = offset + nbytes if offset + nbytes < self.grid.file_bytes else len(self.pages)
-        give_pages(self.pages, offset, end - offset)
+        _give_pages(self.pages, offset, end - offset)
 
 
 def _sizes(grid: Grid) -> tuple[int, int]:
-    """Bytes of data, in whole pages, and of states."""
+    """Bytes of data, in whole pages, and of data and states together."""
     page = LARGE_BYTES if grid.file_bytes >= LARGE_BYTES else mmap.PAGESIZE
-    return -(-grid.file_bytes // page) * page, ChunkStates.nbytes(grid.chunks)
+    nbytes = -(-grid.file_bytes // page) * page
+    return nbytes, nbytes + ChunkStates.nbytes(grid.chunks)
+
+
+def _mapped(fd: int, nbytes: int, *, writes: bool = False, private: bool = False) -> np.ndarray:
+    """u8[nbytes] of `sealed_memory`, whose first byte is the first of a large page. Raises OSError.
+
+    private : what this process writes is seen by nobody else
+    """
+    rights, here = mmap.PROT_READ | mmap.PROT_WRITE * writes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
+    # The kernel aligns mappings only where it makes large pages by itself: so this one takes the place of another,
+    # with which it ends.
+    room = np.frombuffer(mmap.mmap(-1, nbytes + LARGE_BYTES, flags=here, prot=rights), np.uint8)
+    memory = room[-room.ctypes.data % LARGE_BYTES :][:nbytes]
+    kind = _MAP_FIXED | (mmap.MAP_PRIVATE | _NO_RESERVE if private else mmap.MAP_SHARED)
+    _checked(_libc.mmap(memory.ctypes.data, nbytes, rights, kind, fd, 0))
+    return memory
+
+
+def _give_pages(memory: np.ndarray, offset: int, nbytes: int) -> None:
+    """Give these pages of `_mapped` back to the system; all that map them read zeros then. Raises OSError."""
+    _checked(_libc.madvise(memory.ctypes.data + offset, nbytes, _REMOVE))
+
+
+def _checked(result: int) -> None:
+    if result == -1:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

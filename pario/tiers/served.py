@@ -85,8 +85,8 @@ def served_copy(
         if not is_current():  # the identity may be that of a newer state
             return None
         told, lease = ask_service(here(folder), os.path.abspath(file.path), identity, grid, fill=True)
-        if told is not None and told.paths is not None:
-            return ServedCopy(ServedTier.attached(grid, told.paths), lease)
+        if told is not None and told.path is not None:
+            return ServedCopy(ServedTier.attached(grid, told.path), lease)
     except (OSError, ParioError) as e:
         _log.warning("the memory of the node's service cannot be used for %s: %s", file.path, e)
     if lease >= 0:

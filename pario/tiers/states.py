@@ -33,7 +33,7 @@ _USED = 4  # how many chunks hold records, if a fill from a file of this node ha
 
 
 class ChunkStates:
-    """Maps the states in an open file of `ChunkStates.nbytes(chunks)` bytes.
+    """Maps the states in an open file: `ChunkStates.nbytes(chunks)` bytes from `offset`, a multiple of the page size.
 
     writes : this process may call the methods of the writer, one thread at a time; the others any thread may call
 
@@ -41,9 +41,9 @@ class ChunkStates:
     words : (states, coming, head) as arrays, for kernels
     """
 
-    def __init__(self, fd: int, chunks: int, *, writes: bool) -> None:
+    def __init__(self, fd: int, offset: int, chunks: int, *, writes: bool) -> None:
         rights = mmap.PROT_READ | (mmap.PROT_WRITE if writes else 0)
-        words = mmap.mmap(fd, self.nbytes(chunks), prot=rights)
+        words = mmap.mmap(fd, self.nbytes(chunks), prot=rights, offset=offset)
         self._head = np.frombuffer(words, dtype=np.int32, count=_HEAD_BYTES // 4)
         self._states = np.frombuffer(words, dtype=np.int64, offset=_HEAD_BYTES, count=chunks)
         self._coming = np.frombuffer(words, dtype=np.uint8, offset=_HEAD_BYTES + 8 * chunks, count=chunks)
