@@ -647,7 +647,7 @@ def test_open_files_do_not_take_all_memory(monkeypatch: pytest.MonkeyPatch) -> N
     crew = Crew()
     held = HeldFiles(1 << 30, 100, crew)
     free = [3 << 30]
-    monkeypatch.setattr("pario.files.held.memory", lambda swap: (4 << 30, free[0]))
+    monkeypatch.setattr("pario.files.held.memory", lambda: (4 << 30, free[0]))
     data = bytes(70 << 20)
     with crew.lock:
         os.close(held.open(Wanted("first", b"/first", len(data), 1_000_000_000), _Bytes(data, True), None, os.O_RDONLY))

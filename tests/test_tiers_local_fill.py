@@ -117,6 +117,17 @@ def test_every_byte_of_every_chunk(
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+def test_what_an_older_fill_is_at_is_left_to_it(filling: Any, paths: list[str]) -> None:
+    """It may be written to memory that others read already."""
+    made = filling(paths[:1])
+    _, coming, _ = made.tier.states.words
+    coming[1] = 1
+    made.filled()
+    assert made.tier.held().tolist() == [chunk != 1 for chunk in range(made.tier.grid.chunks)]
+    assert coming[1] == 1
+    assert made.tier.held_bytes == sum(made.tier.grid.span(c)[1] for c in np.flatnonzero(made.tier.held()).tolist())
+
+
 @pytest.mark.parametrize("direct", [True, False])
 def test_small_chunks_in_any_order(filling: Any, paths: list[str], direct: bool, monkeypatch: Any) -> None:
     """Neighbours are one read, as far as they are neighbours; also where no read passes the page cache."""
