@@ -14,6 +14,7 @@ from typing import Any
 import lmdb
 import numpy as np
 import pytest
+from tiers import has_large_pages
 
 from benchmarks.cache import drop_file
 from pario.errors import ReadError, SnapshotError
@@ -104,6 +105,7 @@ def test_every_byte_of_every_chunk(
     made = filling(paths[:files], 1 << 30, MiB)
     if not large:  # as on an older system
         made.tier.large = np.zeros(0, np.int64)
+    assert (len(made.tier.large) > 0) == (large and has_large_pages())
     if cold:
         for path in paths:
             drop_file(path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import platform
 import re
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from tiers import CHUNKS, DATA, GRID, chunk_of, read
+from tiers import CHUNKS, DATA, GRID, chunk_of, has_large_pages, read
 
 from pario.errors import OptionError, ParioError
 from pario.kernels.large import LARGE_BYTES
@@ -206,19 +205,12 @@ def test_what_was_checked_is_forgotten_with_the_state_of_the_memory_and_with_the
     assert not tier.seen(4, other, 20).any(), "another database has other records"
 
 
-#: Linux has MADV_COLLAPSE from 6.1 on; large pages of other processors are not of 2 MiB.
-_HAS_LARGE = (
-    platform.machine() == "x86_64"
-    and tuple(map(int, platform.release().split("-")[0].split(".")[:2])) >= (6, 1)
-    and os.path.exists("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
-)
 LARGE = Grid(5 * LARGE_BYTES - 1234, 1 << 20)
 BYTES = np.random.default_rng(8).integers(256, size=LARGE.file_bytes, dtype=np.uint8)
 
 
 def part(chunk: int) -> np.ndarray:
-    offset, nbytes = LARGE.span(chunk)
-    return BYTES[offset : offset + nbytes]
+    return chunk_of(chunk, BYTES, LARGE)
 
 
 def held_by_system(tier: MemoryTier) -> int:
@@ -236,7 +228,7 @@ def test_memory_in_large_pages_is_like_any_other(large: bool, monkeypatch: pytes
     order = np.random.default_rng(3).permutation(LARGE.chunks).tolist()
     with ThreadPoolExecutor(4) as threads:
         assert all(threads.map(lambda chunk: made.put(chunk, part(chunk)), order))
-    if large and _HAS_LARGE:
+    if large and has_large_pages():
         with open("/proc/self/smaps_rollup") as file:
             assert int(re.findall(r"ShmemPmdMapped: +(\d+)", file.read())[0]) << 10 >= 4 * LARGE_BYTES
     assert np.array_equal(other.view, BYTES)
@@ -278,10 +270,48 @@ def test_a_tier_for_a_part_of_the_file_has_small_pages() -> None:
 def test_no_byte_is_lost_while_pages_grow() -> None:
     """Pages that hold bytes already become a part of the large one."""
     made = MemoryTier.made(LARGE, LARGE.file_bytes)
+    asked = len(made.large)
     for chunk in range(LARGE.chunks):
+        made.large[1:] = 3 if chunk % 2 == 0 else 0  # the first half of each is written to small pages
         made.put(chunk, part(chunk))
-        made.large[:] = 0  # as if nobody had asked
+    assert asked == (5 if has_large_pages() else 0)
     assert np.array_equal(made.view, BYTES)
+    made.close()
+
+
+def test_all_memory_that_chunks_do_not_need_is_given_back_under_pressure() -> None:
+    """A large page takes what lies beside its chunk along."""
+    made = MemoryTier.made(LARGE, LARGE.file_bytes)
+    for chunk in range(0, LARGE.chunks, 2):
+        made.put(chunk, part(chunk))
+    assert made.shrink(3 * LARGE.chunk_bytes) == 3 * LARGE.chunk_bytes
+    assert made.held().tolist() == [chunk in (0, 2) for chunk in range(LARGE.chunks)]
+    assert held_by_system(made) <= 2 * LARGE_BYTES + mmap.PAGESIZE
+    for chunk in 0, 2:
+        offset, nbytes = LARGE.span(chunk)
+        assert np.array_equal(made.view[offset : offset + nbytes], part(chunk))
+    assert made.shrink(1 << 40) == 2 * LARGE.chunk_bytes
+    assert held_by_system(made) <= mmap.PAGESIZE
+    made.grow(1 << 40)
+    for chunk in range(LARGE.chunks):
+        assert made.put(chunk, part(chunk))
+    assert np.array_equal(made.view, BYTES)
+    made.close()
+
+
+def test_large_pages_that_somebody_is_about_to_write_to_stay() -> None:
+    made = MemoryTier.made(LARGE, LARGE.file_bytes)
+    for chunk in range(0, LARGE.chunks, 2):
+        made.put(chunk, part(chunk))
+    full = held_by_system(made)
+    made.states.words[1][3] = 1  # of a fill, which has room for it
+    made._busy.add(5)  # of another thread's `put`
+    made.shrink(1 << 40)
+    assert not made.held().any()
+    grown = LARGE.chunk_bytes if len(made.large) else 0
+    assert held_by_system(made) <= full - 5 * LARGE.chunk_bytes
+    assert 2 * grown <= held_by_system(made) <= 2 * grown + mmap.PAGESIZE
+    made._busy.clear()
     made.close()
 
 

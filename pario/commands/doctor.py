@@ -24,7 +24,7 @@ from pario.comm.world import get_world
 from pario.commands.mpiexec import mpiexec_family, mpiexec_place
 from pario.commands.screen import counted, decimal_bytes, screen
 from pario.dataset.served import look_at_service
-from pario.dataset.tiers import look_at_tiers
+from pario.dataset.tiers import existing, look_at_tiers
 from pario.errors import LauncherError, ParioError
 from pario.fetch.posix import PosixFetcher
 from pario.fetch.resolve import resolve
@@ -140,19 +140,13 @@ def _dataset_facts(path: str, db: str | None) -> dict[str, Any]:
             "open_by": machine.lock_holders(lock),
             "index": saved,
             "unfit_indexes": unfit,
-            "index_places": [name for name in sidecar_places(file, db) if _can_write(os.path.dirname(name))],
+            "index_places": [p for p in sidecar_places(file, db) if os.access(existing(os.path.dirname(p)), os.W_OK)],
         }
     except ParioError as e:
         facts["error"] = str(e)
     except OSError as e:
         facts["error"] = f"{e.strerror}: {e.filename}"
     return facts
-
-
-def _can_write(folder: str) -> bool:
-    while not os.path.exists(folder):  # it will be created
-        folder = os.path.dirname(folder)
-    return os.access(folder, os.W_OK)
 
 
 def _report(world: AnyWorld, everyones: list[dict[str, Any]], refused: LauncherError | None) -> dict[str, Any]:

@@ -41,8 +41,9 @@ _log = logging.getLogger("pario")
 _MOST_BITS = 64 << 20
 #: Chunks of a file of which each of several nodes fills its own memory. (Cold, in key order, 4 ranks on 2 nodes of one
 #: machine: with CHUNK_BYTES a node whose ranks took 0.8 MB in turn with another's read twice what it needed; 3 KB
-#: records came at 0.67 of a py-lmdb loop's rate, so at 0.92 to 1.03.)
-_SMALL_CHUNK_BYTES = 16 << 10
+#: records came at 0.67 of a py-lmdb loop's rate, with 64 KiB at 0.92 to 1.03; from a disk of 200 MB/s with 64 KiB at
+#: 0.9, for 179 MB of 165 were read, so at 1.1.)
+_SMALL_CHUNK_BYTES = max(16 << 10, os.sysconf("SC_PAGE_SIZE"))
 #: Chunks are made larger, up to CHUNK_BYTES, where there would be more: each batch counts those that are there while a
 #: file is copied, which takes 0.1 ms of this many.
 _MANY_CHUNKS = 1 << 16

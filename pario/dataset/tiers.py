@@ -84,7 +84,7 @@ def wanted_tiers(options: Options) -> tuple[Tier, ...] | None:
         raise OptionError(
             f"tiers are named from the nearest on, with at most one of memory: got {', '.join(t.where for t in wanted)}"
         )
-    devices = [os.stat(_existing(folder)).st_dev for folder in folders]
+    devices = [os.stat(existing(folder)).st_dev for folder in folders]
     if len(set(devices)) < len(devices):
         raise OptionError(
             f"two tiers are on one device: {', '.join(folders)}", hint="A second copy there gains nothing: name one."
@@ -136,17 +136,17 @@ def look_at_tiers(path: str | None) -> list[dict[str, Any]]:
             facts["free"] = machine.memory()[1]
         else:
             folder = here(tier.where)
-            where, disk = machine.file_system(folder), os.statvfs(_existing(folder))
+            where, disk = machine.file_system(folder), os.statvfs(existing(folder))
             facts |= {"where": folder, "file_system": where.type, "free": disk.f_bavail * disk.f_frsize}
             if where.shared and not tier.force:
                 facts["problem"] = f"other nodes share its file system ({where.type}): copies there gain nothing"
-            elif not os.access(_existing(folder), os.W_OK | os.X_OK):
+            elif not os.access(existing(folder), os.W_OK | os.X_OK):
                 facts["problem"] = "it is not writable"
         found.append(facts)
     return found
 
 
-def _existing(path: str) -> str:
+def existing(path: str) -> str:
     """The path, or its nearest parent that exists."""
     path = os.path.abspath(path)
     while not os.path.exists(path):

@@ -28,8 +28,7 @@ def begin_fill(context: Context, work: Work, memory: MemoryTier) -> Fill | None:
     assert stage is not None
     used = stage.used(index, reader.checked)
     # Those without records of this epoch take room. (With setdiff1d an epoch begins in 0.58 ms, so in 0.37.)
-    for chunk in np.flatnonzero(held & (np.bincount(used, minlength=len(held)) == 0)).tolist():
-        memory.give_back(chunk)
+    memory.give_back(np.flatnonzero(held & (np.bincount(used, minlength=len(held)) == 0)))
     if held[used if stage.needed is None else stage.needed].all():
         memory.announce(False)
         return None

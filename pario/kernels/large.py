@@ -7,10 +7,11 @@ from numba import types
 from pario.kernels.fence import full_fence
 from pario.kernels.jit import ARRAY, emitted, inner, kernel
 
-#: Of most processors. Those that have others refuse.
+#: Of most processors. Those that have others refuse, or do nothing.
 LARGE_BYTES = 2 << 20
-#: Of a large page: nobody has asked for it; somebody is asking; it is there; it was refused.
-_UNKNOWN, _ASKED, _LARGE, _SMALL = range(4)
+#: Of a large page: nobody has asked for it; wait, somebody is asking, or about to give it back; it is there, or was
+#: before a part of it was given back; there is none.
+UNKNOWN, WAIT, LARGE, SMALL = range(4)
 _PAGE, _PAUSE_US = 4096, 20
 _POPULATE_READ, _COLLAPSE = 22, 25  # of madvise(2): Linux 5.14 and 6.1
 
@@ -27,7 +28,7 @@ def swap(builder, words, at, expected, value):  # type: ignore[no-untyped-def]
 
 @inner
 def enlarge(pages, large, offset, nbytes):  # type: ignore[no-untyped-def]
-    """Whether pages[offset : offset + nbytes] now lies in large pages alone. Processors that have others refuse.
+    """Whether pages[offset : offset + nbytes] now lies in large pages alone.
 
     pages : u8[n], shared memory that begins with a large page
     large : i64[k], what is known of each of its large pages; at first 0. Of any further one: it is small
@@ -36,18 +37,18 @@ def enlarge(pages, large, offset, nbytes):  # type: ignore[no-untyped-def]
     for block in range(offset // LARGE_BYTES, (offset + nbytes - 1) // LARGE_BYTES + 1):
         if block >= len(large):
             return False
-        if swap(large, block, _UNKNOWN, _ASKED):
+        if swap(large, block, UNKNOWN, WAIT):
             at = types.uintp(pages.ctypes.data + block * LARGE_BYTES)
             # The system makes no large page where there is none at all. (This and the copy: 7.1 GB/s, one thread, from
             # a buffer in the cache; without, 2.5; 16 large pages at once, 5.0; after the copy, 2.4.)
             refused = _madvise(at, types.uintp(_PAGE), types.intc(_POPULATE_READ)) != 0
             refused = refused or _madvise(at, types.uintp(LARGE_BYTES), types.intc(_COLLAPSE)) != 0
             full_fence()
-            large[block] = _SMALL if refused else _LARGE
-        while large[block] == _ASKED:  # a page that is being written to cannot be moved
+            large[block] = SMALL if refused else LARGE
+        while large[block] == WAIT:  # a page that is being written to cannot be moved
             _usleep(types.uint32(_PAUSE_US))
             full_fence()
-        every = every and large[block] == _LARGE
+        every = every and large[block] == LARGE
     return every
 
 

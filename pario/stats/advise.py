@@ -163,7 +163,8 @@ def small(job: Job) -> Iterator[Advice]:
 
 def random(job: Job) -> Iterator[Advice]:
     """Random requests to a disk that has to move its head."""
-    slow = [file for file in job.files if file.rotating or (file.rotating is None and file.shared and _seeks(file))]
+    may_seek = [file for file in job.files if file.rotating is None and file.shared and file.reads]
+    slow = [file for file in job.files if file.rotating] + [f for f in may_seek if f.seconds / f.reads >= _SEEK_S]
     known, far = sum(file.known for file in slow), sum(file.random for file in slow)
     if known < _LEAST_REQUESTS or far <= _RANDOM_SHARE * known:
         return
@@ -178,10 +179,6 @@ def random(job: Job) -> Iterator[Advice]:
         "where random reads cost nothing."
     )
     yield Advice("random requests", what + ".", change)
-
-
-def _seeks(file: FileRequests) -> bool:
-    return file.reads > 0 and file.seconds / file.reads >= _SEEK_S
 
 
 def straggler(job: Job) -> Iterator[Advice]:

@@ -53,7 +53,7 @@ class LocalFill:
     """One fill, from its construction until `cancel`.
 
     files : of each file a fetcher, the snapshot, and the address at which it begins
-    memory : the tier
+    memory : the tier; nobody else puts chunks into it meanwhile
     chunks : i64[n] each, the chunks that are absent, each once, in the order in which they are needed
     used : i64[n], all that hold records
     threads : how many copy, at least; fewer if there are fewer reads
@@ -162,8 +162,7 @@ class LocalFill:
             thread.join()
         self._tell()
         self._stats.end_reads(0.0)
-        last = memory.grid.chunks - 1
-        memory.settle(asked, int(words[kernels.DONE]), last=last in self._order[:asked] and memory.states.has(last))
+        memory.settle(asked, int(words[kernels.DONE]), int(words[kernels.BYTES]))
         if words[kernels.STATUS] not in (0, kernels.NO_MEMORY):
             self._fail(self._found(int(words[kernels.STATUS]), int(words[kernels.WHERE])))
         if not words[kernels.STOP]:  # else the next epoch's fill may already have said what it will bring

@@ -9,8 +9,8 @@ that was copied while the generation changed. Processes map the data twice: read
 expect writable memory.
 
 A tier with room for the whole file lies in large pages if the system has them: records of 150 KB are copied out of
-them 1.2 to 1.4 times as fast, and a disk writes into them directly. (Without, two chunks may take one large page, and
-the tier more than its budget.)
+them 1.2 to 1.4 times as fast, and a disk writes into them directly. (In a tier with less room two chunks may take one
+large page each, which is more than its budget.)
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from typing import TypeVar
 import numpy as np
 
 from pario.errors import OptionError, ParioError
-from pario.kernels.large import LARGE_BYTES, make_large
+from pario.kernels.fence import full_fence
+from pario.kernels.large import LARGE, LARGE_BYTES, SMALL, UNKNOWN, WAIT, make_large
 from pario.kernels.pack import copy_ranges
 from pario.machine import is_sealed, sealed_memory, write_all
 from pario.tiers.base import AnyTier, Counts
@@ -96,8 +97,9 @@ class MemoryTier(AnyTier):
         self.pages, self.large = np.zeros(0, np.uint8), np.zeros(0, np.int64)
         if self.fills:
             self.pages = _mapped(fd, nbytes, writes=True)
+            has_room, has_large = budget >= grid.file_bytes, grid.file_bytes >= LARGE_BYTES
             # Chunks are smaller where those beside this node's are of no use to it.
-            if budget >= grid.file_bytes >= LARGE_BYTES <= 2 * grid.chunk_bytes:
+            if has_room and has_large and 2 * grid.chunk_bytes >= LARGE_BYTES:
                 large = np.zeros(nbytes // LARGE_BYTES, np.int64)
                 self.large = large if make_large(self.pages, large, 0, 1) else self.large
         self._open = True
@@ -196,18 +198,11 @@ class MemoryTier(AnyTier):
         end = offset + len(out)
         if not 0 <= offset <= end <= self.grid.file_bytes:
             raise IndexError(f"bytes {offset} to {end} of a file of {self.grid.file_bytes}")
-        if not self._open:
+        part = self.lend(offset, len(out))
+        if part is None or part.still is None:
             return False
-        chunks = np.arange(offset // self.grid.chunk_bytes, -(-end // self.grid.chunk_bytes))
-        before = self.states.generation(chunks, chunks)
-        if before < 0:
-            return False
-        out[:] = self.view[offset:end]
-        if self.states.generation(chunks, chunks) != before:
-            return False
-        self.counts.reads += 1
-        self.counts.read_bytes += len(out)
-        return True
+        out[:] = part.view
+        return part.still()
 
     def read_many(self, extents: np.ndarray, out: np.ndarray, starts: np.ndarray) -> np.ndarray:
         if not self._open:
@@ -237,25 +232,37 @@ class MemoryTier(AnyTier):
 
     # -- by the process that fills it ----------------------------------------------------------------------------------
 
-    def give_back(self, chunk: int) -> None:
-        """Give the chunk's memory back to the system."""
+    def give_back(self, chunks: int | np.ndarray) -> None:
+        """Give the memory of these chunks (i64[n], each once) back to the system."""
         with self._lock:
-            if self._open and self.fills and self.states.has(chunk):
-                offset, nbytes = self.grid.span(chunk)
-                self.states.drop(chunk)
-                self.held_bytes -= nbytes
-                self._empty(offset, nbytes)
-                self.states.dropped(chunk)
+            gone = np.atleast_1d(chunks)
+            gone = np.sort(gone[self.held()[gone]]) if self._open and self.fills else gone[:0]
+            self.states.drop(gone)
+            for run in np.split(gone, np.flatnonzero(np.diff(gone) > 1) + 1) if len(gone) else ():
+                offset, end = self.grid.span(run[0])[0], sum(self.grid.span(run[-1]))
+                self.held_bytes -= end - offset
+                self._empty(offset, end - offset)
+            self.states.dropped(gone)
 
     def shrink(self, nbytes: int) -> int:
         """Give at least this many bytes back to the system, or all, and take no others for them; returns how many."""
-        before = self.held_bytes
+        before, chunk_bytes = self.held_bytes, self.grid.chunk_bytes
         with self._lock:
             self.budget = max(0, before - nbytes)
-        for chunk in np.flatnonzero(self.held())[::-1].tolist():
-            if self.held_bytes <= before - nbytes:
-                break
-            self.give_back(chunk)
+            self.large[self.large == UNKNOWN] = SMALL
+            while self.held_bytes > before - nbytes and len(held := np.flatnonzero(self.held())):
+                self.give_back(held[::-1][: -(-(self.held_bytes + nbytes - before) // chunk_bytes)])
+            pages = np.flatnonzero(self.large == LARGE)
+            self.large[pages] = WAIT
+            full_fence()  # who claims a chunk from here on waits
+            used = self.held() | (self.states.words[1] != 0)
+            used[list(self._busy)] = True
+            for page in pages.tolist():  # go, too, if nothing was written to them
+                at = page * LARGE_BYTES
+                has_any = used[at // chunk_bytes : -(-(at + LARGE_BYTES) // chunk_bytes)].any()
+                if not has_any:
+                    self._empty(at, LARGE_BYTES)
+                self.large[page] = LARGE if has_any else SMALL
         return before - self.held_bytes
 
     def grow(self, nbytes: int) -> None:
@@ -267,22 +274,19 @@ class MemoryTier(AnyTier):
         """Count up to this many more chunks as held, which somebody is about to write; returns how many have room."""
         nbytes = self.grid.chunk_bytes
         chunks = min(chunks, (self.budget - self.held_bytes) // nbytes)
-        if not self._open or chunks <= 0 or not self.admit(chunks * nbytes):
+        if chunks <= 0 or not self.admit(chunks * nbytes):
             return 0
         with self._lock:
-            if not self._open or self.held_bytes + chunks * nbytes > self.budget:
-                return 0
+            chunks = max(0, min(chunks, (self.budget - self.held_bytes) // nbytes)) if self._open else 0
             self.held_bytes += chunks * nbytes
         return chunks
 
-    def settle(self, reserved: int, written: int, *, last: bool) -> None:
-        """Of this many chunks that were reserved, this many were written. last : the grid's last one was among them,
-        which may be shorter."""
+    def settle(self, reserved: int, written: int, nbytes: int) -> None:
+        """Of this many chunks that were reserved, this many of so many bytes were written."""
         with self._lock:
-            short = self.grid.chunk_bytes - self.grid.span(self.grid.chunks - 1)[1] if last else 0
-            self.held_bytes = max(0, self.held_bytes - (reserved - written) * self.grid.chunk_bytes - short)
+            self.held_bytes = max(0, self.held_bytes - reserved * self.grid.chunk_bytes + nbytes)
             self.counts.puts += written
-            self.counts.put_bytes += written * self.grid.chunk_bytes
+            self.counts.put_bytes += nbytes
 
     def announce(self, filling: bool) -> None:
         with self._lock:
@@ -331,10 +335,10 @@ def _mapped(fd: int, nbytes: int, *, writes: bool = False, private: bool = False
 
     private : what this process writes is seen by nobody else
     """
-    rights, here = mmap.PROT_READ | mmap.PROT_WRITE * writes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
-    # The kernel aligns mappings only where it makes large pages by itself: so this one takes the place of another,
-    # with which it ends.
-    room = np.frombuffer(mmap.mmap(-1, nbytes + LARGE_BYTES, flags=here, prot=rights), np.uint8)
+    rights, own = mmap.PROT_READ | mmap.PROT_WRITE * writes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
+    # The kernel aligns mappings only where it makes large pages by itself: so this one takes the place of an empty one,
+    # which is as long as both live.
+    room = np.frombuffer(mmap.mmap(-1, nbytes + LARGE_BYTES, flags=own, prot=rights), np.uint8)
     memory = room[-room.ctypes.data % LARGE_BYTES :][:nbytes]
     kind = _MAP_FIXED | (mmap.MAP_PRIVATE | _NO_RESERVE if private else mmap.MAP_SHARED)
     _checked(_libc.mmap(memory.ctypes.data, nbytes, rights, kind, fd, 0))
@@ -343,7 +347,8 @@ def _mapped(fd: int, nbytes: int, *, writes: bool = False, private: bool = False
 
 def _give_pages(memory: np.ndarray, offset: int, nbytes: int) -> None:
     """Give these pages of `_mapped` back to the system; all that map them read zeros then. Raises OSError."""
-    _checked(_libc.madvise(memory.ctypes.data + offset, nbytes, _REMOVE))
+    begin = memory.__array_interface__["data"][0]  # `ctypes` imports a module, which fails when the interpreter ends
+    _checked(_libc.madvise(begin + offset, nbytes, _REMOVE))
 
 
 def _checked(result: int) -> None:

@@ -160,7 +160,7 @@ class ChunkStates:
         self._head[_GIVEN] = (int(self._head[_GIVEN]) + 1) & 0x7FFFFFFF
         full_fence()
 
-    def dropped(self, chunk: int) -> None:
+    def dropped(self, chunk: int | np.ndarray) -> None:
         """They are gone. Until then no thread that copies from a file begins with the chunk."""
         full_fence()
         self._states[chunk] += 2
