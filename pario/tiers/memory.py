@@ -235,10 +235,11 @@ class MemoryTier(AnyTier):
     def give_back(self, chunks: int | np.ndarray) -> None:
         """Give the memory of these chunks (i64[n], each once) back to the system."""
         with self._lock:
-            gone = np.atleast_1d(chunks)
-            gone = np.sort(gone[self.held()[gone]]) if self._open and self.fills else gone[:0]
+            gone = np.intersect1d(chunks, np.flatnonzero(self.held()))
+            if not (len(gone) and self._open and self.fills):
+                return
             self.states.drop(gone)
-            for run in np.split(gone, np.flatnonzero(np.diff(gone) > 1) + 1) if len(gone) else ():
+            for run in np.split(gone, np.flatnonzero(np.diff(gone) > 1) + 1):
                 offset, end = self.grid.span(run[0])[0], sum(self.grid.span(run[-1]))
                 self.held_bytes -= end - offset
                 self._empty(offset, end - offset)
@@ -282,7 +283,7 @@ class MemoryTier(AnyTier):
         return chunks
 
     def settle(self, reserved: int, written: int, nbytes: int) -> None:
-        """Of this many chunks that were reserved, this many of so many bytes were written."""
+        """Of this many chunks that were reserved, this many were written, `nbytes` in all."""
         with self._lock:
             self.held_bytes = max(0, self.held_bytes - reserved * self.grid.chunk_bytes + nbytes)
             self.counts.puts += written
