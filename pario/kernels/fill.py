@@ -15,7 +15,7 @@ from numba import types
 
 from pario.kernels.fence import full_fence
 from pario.kernels.jit import ARRAY, emitted, inner, kernel
-from pario.kernels.large import enlarge, swap
+from pario.kernels.large import MONOTONIC, THREAD_CPU, enlarge, seconds, swap, usleep
 from pario.kernels.reads import read_now, read_whole, system_call
 
 #: What a fill and its threads tell each other: the place in the order that is taken next, and before which all may be
@@ -39,7 +39,6 @@ _WAKE, _EVERYBODY = 1, 0x7FFFFFFF
 STATX = {"x86_64": 332, "aarch64": 291, "ppc64le": 383, "riscv64": 291, "s390x": 379}.get(platform.machine(), 0)
 _EMPTY_PATH, _MASK = 0x1000, 0x240
 _STATX_BYTES, _SIZE_AT, _TIME_AT = 256, 40, 112
-_THREAD_CPU, _MONOTONIC = 3, 1
 #: Of the threads that take what others leave. (With SCHED_IDLE they also waited for ranks that do next to nothing, such
 #: as one that looks at each chunk that has come: first epochs of 41,000 records of 3 KB from a cold disk on 1, 2, 4
 #: ranks of 2 cores 97, 129, 172 ms, so 79, 106, 129; out of the page cache 51, 96, 136, so 51, 100, 128. Scripts that
@@ -51,9 +50,7 @@ _PAUSE_US, _LONGEST_US = 1000, 50_000
 
 _long = types.int64
 _pwrite = types.ExternalFunction("pwrite", types.intp(types.intc, types.uintp, types.uintp, types.int64))
-_usleep = types.ExternalFunction("usleep", types.intc(types.uint32))
 _nice = types.ExternalFunction("setpriority", types.intc(types.intc, types.intc, types.intc))
-_clock = types.ExternalFunction("clock_gettime", types.intc(types.intc, types.uintp))
 
 
 @emitted(types.boolean, ARRAY, types.intp)
@@ -82,12 +79,6 @@ def _add(words, at, n):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _seconds(clock, time):  # type: ignore[no-untyped-def]
-    _clock(types.intc(clock), types.uintp(time.ctypes.data))
-    return time[0] + time[1] * 1e-9
-
-
-@inner
 def _take(order, words, most):  # type: ignore[no-untyped-def]
     """The next place in the order, and how many of up to `most` chunks from there on follow each other; -1: there is
     nothing more to take."""
@@ -109,7 +100,7 @@ def _take(order, words, most):  # type: ignore[no-untyped-def]
         elif closed != 0:
             return np.int64(-1), 0
         else:
-            _usleep(types.uint32(_PAUSE_US))
+            usleep(types.uint32(_PAUSE_US))
 
 
 @inner
@@ -186,7 +177,7 @@ def fill_chunks(order, words, states, coming, head, files, stamps, chunk_bytes, 
     found, time = np.empty(max(stamps.shape[1], _STATX_BYTES + 1), np.uint8), np.zeros(2, np.int64)
     if share == 0 and _nice(types.intc(os.PRIO_PROCESS), types.intc(0), types.intc(_NICE)) != 0:
         share = least
-    begin, spent = _seconds(_MONOTONIC, time), _seconds(_THREAD_CPU, time)
+    begin, spent = seconds(MONOTONIC, time), seconds(THREAD_CPU, time)
     most = max(1, RUN_BYTES // chunk_bytes)
     at, end = np.int64(0), np.int64(0)
     while True:
@@ -209,11 +200,11 @@ def fill_chunks(order, words, states, coming, head, files, stamps, chunk_bytes, 
             if not _claimed(coming, states, chunk + n):
                 break
             n, at = n + 1, at + 1
-        cpu, wall = _seconds(_THREAD_CPU, time), _seconds(_MONOTONIC, time)
+        cpu, wall = seconds(THREAD_CPU, time), seconds(MONOTONIC, time)
         status, cached = _copy(fd, direct, to - base, min(n * chunk_bytes, base + size - to), data, to, buffer)
-        cost = (_seconds(_THREAD_CPU, time) - cpu) / words[CORES]
+        cost = (seconds(THREAD_CPU, time) - cpu) / words[CORES]
         if not cached:
-            cost = max(cost, (_seconds(_MONOTONIC, time) - wall) / words[THREADS])
+            cost = max(cost, (seconds(MONOTONIC, time) - wall) / words[THREADS])
         cost *= 1e6 / n
         before = head[CHUNK_US]
         head[CHUNK_US] = max(1.0, cost if before == 0 else before + (cost - before) * 0.25)
@@ -236,7 +227,7 @@ def fill_chunks(order, words, states, coming, head, files, stamps, chunk_bytes, 
             none = _long(0)
             system_call(_long(FUTEX), _long(head.ctypes.data), _long(_WAKE), _long(_EVERYBODY), none, none, none)
         if share > 0:
-            used, passed = _seconds(_THREAD_CPU, time) - spent, _seconds(_MONOTONIC, time) - begin
+            used, passed = seconds(THREAD_CPU, time) - spent, seconds(MONOTONIC, time) - begin
             late = used / share - passed
             if late > 0:
-                _usleep(types.uint32(min(late * 1e6, _LONGEST_US)))
+                usleep(types.uint32(min(late * 1e6, _LONGEST_US)))

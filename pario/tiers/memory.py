@@ -27,7 +27,7 @@ import numpy as np
 
 from pario.errors import OptionError, ParioError
 from pario.kernels.fence import full_fence
-from pario.kernels.large import LARGE, LARGE_BYTES, SMALL, UNKNOWN, WAIT, make_large
+from pario.kernels.large import LARGE, LARGE_BYTES, SMALL, UNKNOWN, WAIT, enlarge
 from pario.kernels.pack import copy_ranges
 from pario.machine import is_sealed, sealed_memory, write_all
 from pario.tiers.base import AnyTier, Counts
@@ -97,11 +97,10 @@ class MemoryTier(AnyTier):
         self.pages, self.large = np.zeros(0, np.uint8), np.zeros(0, np.int64)
         if self.fills:
             self.pages = _mapped(fd, nbytes, writes=True)
-            has_room, has_large = budget >= grid.file_bytes, grid.file_bytes >= LARGE_BYTES
             # Chunks are smaller where those beside this node's are of no use to it.
-            if has_room and has_large and 2 * grid.chunk_bytes >= LARGE_BYTES:
+            if budget >= grid.file_bytes >= LARGE_BYTES and 2 * grid.chunk_bytes >= LARGE_BYTES:
                 large = np.zeros(nbytes // LARGE_BYTES, np.int64)
-                self.large = large if make_large(self.pages, large, 0, 1) else self.large
+                self.large = large if enlarge(self.pages, large, 0, 1) else self.large
         self._open = True
 
     @classmethod
@@ -186,7 +185,7 @@ class MemoryTier(AnyTier):
         return kept
 
     def _write(self, data: np.ndarray, offset: int) -> bool:
-        make_large(self.pages, self.large, offset, len(data))
+        enlarge(self.pages, self.large, offset, len(data))
         try:
             write_all(self.fd, data, offset)
         except OSError:  # no memory, or a limit on the size of files
@@ -321,7 +320,8 @@ class MemoryTier(AnyTier):
 
     def _empty(self, offset: int, nbytes: int) -> None:
         end = offset + nbytes if offset + nbytes < self.grid.file_bytes else len(self.pages)
-        _give_pages(self.pages, offset, end - offset)
+        begin = self.pages.__array_interface__["data"][0]  # `ctypes` imports a module: not when the interpreter ends
+        _checked(_libc.madvise(begin + offset, end - offset, _REMOVE))
 
 
 def _sizes(grid: Grid) -> tuple[int, int]:
@@ -344,12 +344,6 @@ def _mapped(fd: int, nbytes: int, *, writes: bool = False, private: bool = False
     kind = _MAP_FIXED | (mmap.MAP_PRIVATE | _NO_RESERVE if private else mmap.MAP_SHARED)
     _checked(_libc.mmap(memory.ctypes.data, nbytes, rights, kind, fd, 0))
     return memory
-
-
-def _give_pages(memory: np.ndarray, offset: int, nbytes: int) -> None:
-    """Give these pages of `_mapped` back to the system; all that map them read zeros then. Raises OSError."""
-    begin = memory.__array_interface__["data"][0]  # `ctypes` imports a module, which fails when the interpreter ends
-    _checked(_libc.madvise(begin + offset, nbytes, _REMOVE))
 
 
 def _checked(result: int) -> None:
