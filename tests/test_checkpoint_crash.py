@@ -438,7 +438,7 @@ def test_a_store_that_does_not_answer_holds_nobody_for_ever(tmp_path: Path, monk
 def test_a_store_that_is_gone_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its folder vanishes while a checkpoint is drained; with what is on the fast tier the training can go on."""
     tree = {"a": np.arange(300_000.0)}
-    with checkpointer(tmp_path, fast=tmp_path / "fast", rate=10e6) as ckpt:
+    with checkpointer(tmp_path, fast=tmp_path / "fast", rate=4e6) as ckpt:
         ckpt.save(1, tree).wait()
         ckpt.save(2, tree).wait("fast")
         (tmp_path / "slow").rename(tmp_path / "away")  # in one step: a drain goes on writing into what is removed
