@@ -220,6 +220,15 @@ def make_all_large(tier: MemoryTier) -> None:
         enlarge(tier.pages, tier.large, page * LARGE_BYTES, 1)
 
 
+def half_full() -> MemoryTier:
+    """Every second chunk is there, and all pages are large."""
+    made = MemoryTier.made(LARGE, LARGE.file_bytes)
+    make_all_large(made)
+    for chunk in range(0, LARGE.chunks, 2):
+        made.put(chunk, part(chunk))
+    return made
+
+
 def held_by_system(tier: MemoryTier) -> int:
     """Bytes of data and of states, which are less than a page."""
     return os.fstat(tier.fd).st_blocks * 512
@@ -289,10 +298,7 @@ def test_no_byte_is_lost_while_pages_grow() -> None:
 
 def test_all_memory_that_chunks_do_not_need_is_given_back_under_pressure() -> None:
     """A large page takes what lies beside its chunk along."""
-    made = MemoryTier.made(LARGE, LARGE.file_bytes)
-    make_all_large(made)
-    for chunk in range(0, LARGE.chunks, 2):
-        made.put(chunk, part(chunk))
+    made = half_full()
     assert made.shrink(3 * LARGE.chunk_bytes) == 3 * LARGE.chunk_bytes
     assert made.held().tolist() == [chunk in (0, 2) for chunk in range(LARGE.chunks)]
     assert held_by_system(made) <= 2 * LARGE_BYTES + mmap.PAGESIZE
@@ -308,21 +314,8 @@ def test_all_memory_that_chunks_do_not_need_is_given_back_under_pressure() -> No
     made.close()
 
 
-def test_pages_are_not_asked_for_where_they_come_slowly() -> None:
-    """What the clock says is not the test's: but whatever it says, all that was asked for is there or refused."""
-    made = MemoryTier.made(LARGE, LARGE.file_bytes)
-    for chunk in range(LARGE.chunks):
-        made.put(chunk, part(chunk))
-    assert set(made.large.tolist()) <= {2, 3}
-    assert np.array_equal(made.view, BYTES)
-    made.close()
-
-
 def test_large_pages_that_somebody_is_about_to_write_to_stay() -> None:
-    made = MemoryTier.made(LARGE, LARGE.file_bytes)
-    make_all_large(made)
-    for chunk in range(0, LARGE.chunks, 2):
-        made.put(chunk, part(chunk))
+    made = half_full()
     full = held_by_system(made)
     made.states.words[1][3] = 1  # of a fill, which has room for it
     made._busy.add(5)  # of another thread's `put`

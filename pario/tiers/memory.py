@@ -234,7 +234,8 @@ class MemoryTier(AnyTier):
     def give_back(self, chunks: int | np.ndarray) -> None:
         """Give the memory of these chunks (i64[n], each once) back to the system."""
         with self._lock:
-            gone = np.intersect1d(chunks, np.flatnonzero(self.held()))
+            gone = np.sort(np.atleast_1d(chunks))  # each epoch begins here, mostly with none
+            gone = gone[self.held()[gone]]
             if not (len(gone) and self._open and self.fills):
                 return
             self.states.drop(gone)
