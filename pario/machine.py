@@ -115,22 +115,6 @@ def last_cache_bytes() -> int | None:
     return max(sizes, default=None)
 
 
-def free_memory() -> int | None:
-    """Bytes that programs on this node can still allocate, with swapping; None if unknown."""
-    info = _meminfo()
-    known = [info[name] for name in ("MemAvailable", "SwapFree") if name in info]
-    return sum(known) if known else None
-
-
-def memory_limits() -> Iterator[tuple[int, int]]:
-    """(limit, bytes left) of each limited control group around this process: a job's, a container's."""
-    for folder in _groups("memory"):
-        limit = _number(folder, *_LIMIT)
-        used = _number(folder, *_USED)
-        if limit is not None and used is not None:
-            yield limit, limit - used + _cached_bytes(_lines(os.path.join(folder, "memory.stat")))
-
-
 def _cached_bytes(lines: list[str]) -> int:
     """Of a control group's statistics. Cached file pages count as used, but the kernel drops them when a program needs
     memory."""

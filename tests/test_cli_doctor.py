@@ -350,44 +350,25 @@ def test_file_systems(kernel, monkeypatch, path, type_, kind, shared, readonly) 
     assert (found.type, found.kind, found.shared, found.readonly) == (type_, kind, shared, readonly)
 
 
-def test_memory_of_a_control_group(kernel) -> None:
-    files = {
-        "/proc/self/mountinfo": MOUNTS,
-        "/proc/self/cgroup": "0::/job/step",
-        "/sys/fs/cgroup/cgroup.procs": "",
-    }
+def test_cores_of_a_control_group(kernel) -> None:
+    files = {"/proc/self/mountinfo": MOUNTS, "/proc/self/cgroup": "0::/job/step", "/sys/fs/cgroup/cgroup.procs": ""}
     kernel(files)
-    assert not list(machine.memory_limits())
-    files |= {
-        "/sys/fs/cgroup/job/step/memory.max": "max",
-        "/sys/fs/cgroup/job/memory.max": "500000",
-        "/sys/fs/cgroup/job/memory.current": "400000",
-        "/sys/fs/cgroup/job/memory.stat": "anon 100000\ninactive_file 200000\nactive_file 50000",
-        "/sys/fs/cgroup/job/cpu.max": "150000 100000",
-    }
-    kernel(files)
-    assert list(machine.memory_limits()) == [(500_000, 350_000)]
+    assert machine.core_quota() is None
+    kernel(files | {"/sys/fs/cgroup/job/cpu.max": "150000 100000"})
     assert machine.core_quota() == 1.5
 
 
-def test_memory_of_a_control_group_of_version_1(kernel) -> None:
-    place = "/sys/fs/cgroup/memory"
-    mounts = (
-        f"20 1 0:1 / {place} rw - cgroup cgroup rw,memory\n21 1 0:2 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"
-    )
+def test_cores_of_a_control_group_of_version_1(kernel) -> None:
+    place = "/sys/fs/cgroup/cpu"
     kernel(
         {
-            "/proc/self/mountinfo": mounts,
-            "/proc/self/cgroup": "4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc",
+            "/proc/self/mountinfo": f"21 1 0:2 / {place} rw - cgroup cgroup rw,cpu\n",
+            "/proc/self/cgroup": "3:cpu,cpuacct:/docker/abc",
             # In a container: the path is the host's, and the container sees its own group as the root.
-            f"{place}/memory.limit_in_bytes": "500000",
-            f"{place}/memory.usage_in_bytes": "100000",
-            f"{place}/memory.stat": "total_inactive_file 50000",
-            "/sys/fs/cgroup/cpu/cpu.cfs_quota_us": "200000",
-            "/sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
+            f"{place}/cpu.cfs_quota_us": "200000",
+            f"{place}/cpu.cfs_period_us": "100000",
         }
     )
-    assert list(machine.memory_limits()) == [(500_000, 450_000)]
     assert machine.core_quota() == 2
 
 

@@ -21,7 +21,7 @@ MOUNTS = """\
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The root of a machine with 10 GiB free and no limits."""
+    """The root of a machine with 8 GiB available and no limits."""
     proc = tmp_path / "proc"
     (proc / "self").mkdir(parents=True)
     (proc / "self" / "cgroup").write_text("")
@@ -29,6 +29,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (proc / "meminfo").write_text("MemTotal: 99999999 kB\nMemAvailable: 8388608 kB\nSwapFree: 2097152 kB\n")
     lines, isdir = kernel._lines, os.path.isdir
     monkeypatch.setattr(kernel, "_lines", lambda path: lines(f"{tmp_path}{path}"))
+    opened = os.open
+    monkeypatch.setattr(os, "open", lambda path, *more: opened(f"{tmp_path}{path}", *more))
     monkeypatch.setattr(os.path, "isdir", lambda path: isdir(f"{tmp_path}{path}"))
     return tmp_path
 
@@ -52,7 +54,7 @@ def free() -> int:
 
 
 def test_the_machine(machine: Path) -> None:
-    assert free() == 10 * GIB
+    assert free() == 8 * GIB
     (machine / "proc" / "meminfo").unlink()
     assert memory.refusal(1 << 60) is None  # nothing is known: nothing is refused
 
@@ -61,12 +63,12 @@ def test_limits_of_version_2(machine: Path) -> None:
     (machine / "proc" / "self" / "cgroup").write_text("0::/slurm/job_7\n")
     stat = "anon 5\ninactive_file 1048576\nactive_file 1048576\nshmem 7"
     group(machine / "sys/fs/cgroup" / "slurm" / "job_7", memory__max="max", memory__current=GIB, memory__stat=stat)
-    assert free() == 10 * GIB
+    assert free() == 8 * GIB
     above = machine / "sys/fs/cgroup" / "slurm"
     for name, content in (("memory.max", 3 * GIB), ("memory.current", GIB), ("memory.stat", stat)):
         (above / name).write_text(f"{content}\n")
     assert free() == 2 * GIB + (2 << 20)
-    with pytest.raises(memory.ParioError, match=r"memory limit is too small: 4,294,967,296 bytes wanted.*--mem"):
+    with pytest.raises(memory.ParioError, match=r"memory is too small.*: 4,294,967,296 bytes wanted.*--mem"):
         raise memory.refusal(4 * GIB)
 
 
@@ -77,10 +79,15 @@ def test_limits_of_version_1(machine: Path) -> None:
     assert free() == GIB + 5
 
 
-def test_a_gauge_says_what_a_look_says(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_container(machine: Path) -> None:
+    """The group's path is the host's, and the root there is the container's own group."""
+    (machine / "proc" / "self" / "cgroup").write_text("4:memory:/docker/abc\n")
+    group(machine / "sys/fs/cgroup" / "memory", memory__limit_in_bytes=2 * GIB, memory__usage_in_bytes=GIB)
+    assert free() == GIB
+
+
+def test_a_gauge_says_what_a_look_says(machine: Path) -> None:
     """With one system call per file, for whoever asks often."""
-    opened = os.open
-    monkeypatch.setattr(os, "open", lambda path, *more: opened(f"{machine}{path}", *more))
     assert kernel.MemoryGauge().read() == kernel.memory() == (99999999 * 1024, 8 * GIB)
     (machine / "proc" / "self" / "cgroup").write_text("4:memory:/job/task\n0::/two\n")
     group(machine / "sys/fs/cgroup/memory/job", memory__limit_in_bytes=6 * GIB, memory__usage_in_bytes=2 * GIB)

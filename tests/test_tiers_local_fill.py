@@ -165,6 +165,24 @@ def test_no_more_than_there_is_room_for(filling: Any, paths: list[str]) -> None:
     assert made.tier.states.left() == 0, "nobody waits for the rest"
 
 
+def test_it_ends_when_memory_is_given_back(filling: Any, paths: list[str]) -> None:
+    """Though it was promised more; the next one takes what there is room for."""
+    made = filling(paths)
+    made.tier.put(0, np.zeros(MiB, np.uint8))
+    promised = made.tier.reserve
+    made.tier.reserve = lambda n: (promised(n), made.tier.shrink(1))[0]
+    made.filled()
+    assert not made.errors
+    assert made.tier.held_bytes <= 2 * MiB, "each thread waits with a read"
+    assert not made.tier.promised
+    made.tier.reserve = promised
+    made.tier.shrink(1 << 40)
+    made.tier.grow(3 * MiB)
+    made.filled()
+    assert made.tier.held().sum() == 3 < made.tier.grid.chunks
+    assert not made.tier.promised
+
+
 def test_a_chunk_whose_bytes_are_about_to_go_is_not_copied(filling: Any, paths: list[str]) -> None:
     """Whoever gives it back would take the copy along, and the chunk would be zeros."""
     made = filling(paths)

@@ -145,11 +145,23 @@ def test_it_gives_back_when_it_asks_too_late(growing: MemoryTier, memory: list[i
     assert not growing.held().any()
 
 
+def test_what_was_promised_is_no_longer_available(growing: MemoryTier, memory: list[int]) -> None:
+    memory[1] = 6 * CHUNK
+    assert growing.reserve(5) == 2, "half of what is beyond the margin"
+    assert growing.reserve(5) == 1, "4 chunks are left, one beyond the margin and a bit"
+    assert growing.held_bytes == growing.promised * CHUNK == 3 * CHUNK
+    growing.settle(3, 3, 3 * CHUNK)
+    memory[1] = 3 * CHUNK
+    assert not growing.promised
+    assert growing.reserve(5) == 0
+    assert growing.is_full
+
+
 def test_with_enough_it_asks_rarely(growing: MemoryTier, memory: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     memory[:] = 24 * GB, 12 * GB
     asked: list[int] = []
     admit = growing.admit
-    growing.admit = lambda nbytes: (asked.append(memory[1]), admit(nbytes))[1]  # type: ignore[func-returns-value]
+    growing.admit = lambda chunks: (asked.append(memory[1]), admit(chunks))[1]  # type: ignore[func-returns-value]
     assert growing.put(0, chunk_of(0))
     memory[1] = 0
     for chunk in range(1, CHUNKS):

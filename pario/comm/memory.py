@@ -37,15 +37,12 @@ _HINT = "Ask for more memory per node (Slurm: --mem), or use a smaller ring (Opt
 
 
 def refusal(nbytes: int) -> ParioError | None:
-    """The reason why this node cannot take `nbytes` more, or None."""
-    least = min((left for _, left in machine.memory_limits()), default=None)
-    for what, left in (("memory", machine.free_memory()), ("memory limit", least)):
-        if left is not None and nbytes > left:
-            return ParioError(
-                f"this node's {what} is too small: {nbytes:,} bytes wanted for data in flight, {left:,} bytes free",
-                hint=_HINT,
-            )
-    return None
+    """The reason why this node cannot take `nbytes` more without swapping, or None."""
+    total, left = machine.memory()
+    if nbytes <= left or not total:  # nothing is known
+        return None
+    what = f"{nbytes:,} bytes wanted for data in flight, {left:,} bytes available"
+    return ParioError(f"this node's memory is too small, or the job's limit: {what}", hint=_HINT)
 
 
 def private_bytes(nbytes: int) -> np.ndarray:

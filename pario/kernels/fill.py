@@ -24,8 +24,9 @@ from pario.kernels.reads import read_now, read_whole, system_call
 #: have a core.
 NEXT, LIMIT, CLOSED, STOP, STATUS, WHERE, DONE, BYTES, READS, THREADS, CORES = range(11)
 WORDS = 16
-#: Of the head of the chunks' states: microseconds from chunk to chunk if the ranks leave the fill its cores.
-CHUNK_US = 5
+#: Of the head of the chunks' states: microseconds from chunk to chunk if the ranks leave the fill its cores; memory is
+#: being given back, and a fill takes no more of what it was promised.
+CHUNK_US, STOPPED = 5, 6
 #: Chunks that follow each other are read at once, up to this many bytes.
 RUN_BYTES = 1 << 20
 #: Values of STATUS: the snapshot's meta page has changed; the memory took no more; the file ended early.
@@ -181,6 +182,8 @@ def fill_chunks(order, words, states, coming, head, files, stamps, chunk_bytes, 
     most = max(1, RUN_BYTES // chunk_bytes)
     at, end = np.int64(0), np.int64(0)
     while True:
+        if head[STOPPED] != 0:
+            swap(words, STATUS, 0, NO_MEMORY)
         if at == end or words[STOP] != 0 or words[STATUS] != 0:
             at, n = _take(order, words, most)
             if at < 0:

@@ -33,7 +33,7 @@ from pario.threads import start_thread
 from pario.tiers.memory import MemoryTier
 
 #: Chunks for which the tier is asked for room at first; it counts those as held. Bytes of chunks that wait for the
-#: threads, at least and at most: the watch over the node's memory does not see what is promised and not yet written.
+#: threads, at least and at most.
 _QUANTUM, _AHEAD, _FURTHEST = 32, 128 << 20, 512 << 20
 #: How often the thread that asks looks, in seconds.
 _LOOK_S = 0.02
@@ -73,7 +73,7 @@ class LocalFill:
         failed: Callable[[BaseException], None],
     ) -> None:
         self._sources, self._memory = files, memory
-        (self._stats, self._count), self._counted, self._counted_at = counts, np.zeros(2, np.int64), 0.0
+        (self._stats, self._count), self._counted, self._counted_at = counts, np.zeros(3, np.int64), 0.0
         self._chunks, self._group, self._failed = chunks, used[:0], failed
         self._order = np.empty(len(used), np.int64)
         self._words = np.zeros(kernels.WORDS, np.int64)
@@ -162,7 +162,7 @@ class LocalFill:
             thread.join()
         self._tell()
         self._stats.end_reads(0.0)
-        memory.settle(asked, int(words[kernels.DONE]), int(words[kernels.BYTES]))
+        memory.settle(asked - int(words[kernels.DONE]), 0, 0)
         if words[kernels.STATUS] not in (0, kernels.NO_MEMORY):
             self._fail(self._found(int(words[kernels.STATUS]), int(words[kernels.WHERE])))
         if not words[kernels.STOP]:  # else the next epoch's fill may already have said what it will bring
@@ -170,11 +170,12 @@ class LocalFill:
         self._close()
 
     def _tell(self) -> None:
-        done, now = self._words[[kernels.READS, kernels.DONE]], time.perf_counter()
-        (reads, chunks), seconds = (done - self._counted).tolist(), now - self._counted_at
+        done, now = self._words[[kernels.READS, kernels.DONE, kernels.BYTES]], time.perf_counter()
+        (reads, chunks, nbytes), seconds = (done - self._counted).tolist(), now - self._counted_at
         self._counted, self._counted_at = done, now
         if chunks:
-            self._count(reads, chunks * self._memory.grid.chunk_bytes)
+            self._memory.settle(chunks, chunks, nbytes)
+            self._count(reads, nbytes)
             self._stats.end_reads(seconds)
             self._stats.begin_reads()
 

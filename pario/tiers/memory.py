@@ -58,8 +58,9 @@ class MemoryTier(AnyTier):
 
     fills : this process made it, and alone puts chunks
     budget : bytes that its chunks may take now, if this process fills it; wanted : while there is enough memory
-    held_bytes : of the chunks that are here or on their way, in the process that fills it
-    admit(bytes) : asked before the tier takes more; False: there is no memory for it now
+    held_bytes : of the chunks that are here or on their way, in the process that fills it; promised : how many chunks
+        a fill may write without asking again
+    admit(chunks) : asked before the tier takes more; for how many of them there is memory now
     states : of the chunks; fill_end : when they will all be there, as this process sees it
     view : u8[file_bytes], read-only: the file's bytes, where their chunks are held. Anyone who uses it asks `states`
         before and after
@@ -78,8 +79,8 @@ class MemoryTier(AnyTier):
         self._pid = os.getpid()
         self.budget = self.wanted = budget
         self.fd = fd
-        self.held_bytes = 0
-        self.admit: Callable[[int], bool] = lambda nbytes: True
+        self.held_bytes = self.promised = 0
+        self.admit: Callable[[int], int] = lambda chunks: chunks
         # Guards the one above and the one below, and writing to the states. The garbage collector may call `close`
         # while this thread holds it.
         self._lock = threading.RLock()
@@ -158,7 +159,7 @@ class MemoryTier(AnyTier):
         if data.dtype != np.uint8 or data.shape != (nbytes,):
             raise ValueError(f"chunk {chunk} has {nbytes} bytes, got {data.shape} of {data.dtype}")
         # Anyone who is asked may let this tier shrink, and takes its own lock first.
-        admitted = self.is_full or self.states.has(chunk) or self.admit(nbytes)
+        admitted = self.is_full or self.states.has(chunk) or self.admit(1)
         with self._lock:
             if chunk in self._busy:
                 return False
@@ -250,6 +251,8 @@ class MemoryTier(AnyTier):
         before, chunk_bytes = self.held_bytes, self.grid.chunk_bytes
         with self._lock:
             self.budget = max(0, before - nbytes)
+            if nbytes:
+                self.states.stop()
             self.large[self.large == UNKNOWN] = SMALL
             while self.held_bytes > before - nbytes and len(held := np.flatnonzero(self.held())):
                 self.give_back(held[::-1][: -(-(self.held_bytes + nbytes - before) // chunk_bytes)])
@@ -275,17 +278,18 @@ class MemoryTier(AnyTier):
         """Count up to this many more chunks as held, which somebody is about to write; returns how many have room."""
         nbytes = self.grid.chunk_bytes
         chunks = min(chunks, (self.budget - self.held_bytes) // nbytes)
-        if chunks <= 0 or not self.admit(chunks * nbytes):
-            return 0
+        chunks = self.admit(chunks) if chunks > 0 else 0
         with self._lock:
             chunks = max(0, min(chunks, (self.budget - self.held_bytes) // nbytes)) if self._open else 0
             self.held_bytes += chunks * nbytes
+            self.promised += chunks
         return chunks
 
     def settle(self, reserved: int, written: int, nbytes: int) -> None:
         """Of this many chunks that were reserved, this many were written, `nbytes` in all."""
         with self._lock:
             self.held_bytes = max(0, self.held_bytes - reserved * self.grid.chunk_bytes + nbytes)
+            self.promised -= reserved
             self.counts.puts += written
             self.counts.put_bytes += nbytes
 

@@ -50,19 +50,21 @@ class PressureWatch:
         tier.admit = self.admit
         start_thread("pario-memory", self._run, stop=self.close)
 
-    def admit(self, nbytes: int) -> bool:
-        """Whether the tier may take this many bytes. If not, it is full from now on. Any thread."""
+    def admit(self, chunks: int) -> int:
+        """How many of these chunks the tier may take. If none, it is full from now on. Any thread."""
         tier = self._tier()
+        if tier is None:
+            return 0
+        nbytes = tier.grid.chunk_bytes
         with self._lock:
-            if nbytes > self._allowed and tier is not None:
+            if chunks * nbytes > self._allowed:
                 self._look(tier)
-            admitted = nbytes <= self._allowed
-            if admitted:
-                self._allowed -= nbytes
-            elif tier is not None:
+            chunks = min(chunks, self._allowed // nbytes)
+            self._allowed -= chunks * nbytes
+            if not chunks:
                 tier.shrink(0)
                 self._warn("takes no more")
-        return admitted
+        return chunks
 
     def look(self) -> int:
         """Give back what must be; returns how many bytes."""
@@ -75,6 +77,7 @@ class PressureWatch:
 
     def _look(self, tier: MemoryTier) -> int:
         total, available = self._gauge.read()
+        available = max(0, available - tier.promised * tier.grid.chunk_bytes)
         margin = min(_MARGIN_BYTES, total // _MARGIN_PART)
         given = 0
         if available < margin:

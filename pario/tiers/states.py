@@ -19,7 +19,7 @@ import numpy as np
 
 from pario.comm import futex
 from pario.kernels.fence import full_fence, generation_of
-from pario.kernels.fill import CHUNK_US
+from pario.kernels.fill import CHUNK_US, STOPPED
 
 _HEAD_BYTES = 64
 #: Seconds between two looks of a rank that waits for a chunk whether the others still live.
@@ -145,7 +145,11 @@ class ChunkStates:
 
     def expect(self, chunks: int) -> None:
         """A fill begins, after which this many chunks will be there."""
-        self._head[CHUNK_US], self._head[_USED] = 0, chunks
+        self._head[[CHUNK_US, STOPPED]], self._head[_USED] = 0, chunks
+
+    def stop(self) -> None:
+        """Memory is being given back: the fill under way ends."""
+        self._head[STOPPED] = 1
 
     def add(self, chunk: int) -> None:
         """The chunk's bytes are written."""

@@ -173,5 +173,5 @@ def noted(*args, **options):
 pario.loader.build.Slots = noted
 """
     ended = run(path, tmp_path, code=code, options={"slots": 40000}, prefix=memory_group(1500 << 20).prefix)
-    check(ended, dict.fromkeys(EVERYBODY, "ParioError|PeerError"), "memory limit is too small.*--mem")
+    check(ended, dict.fromkeys(EVERYBODY, "ParioError|PeerError"), "memory is too small.*--mem")
     table.row("a memory limit below the ring (cgroup)", "start-up", "`ParioError` on all ranks", ended, EVERYBODY)
