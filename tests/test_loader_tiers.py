@@ -106,7 +106,7 @@ def test_none_by_default(
     if why == "environment":
         monkeypatch.setenv("PARIO_TIERS", "")
     elif why == "too large":
-        monkeypatch.setattr(pario.machine, "memory", lambda **_: (8 * MiB, 4 * MiB))
+        monkeypatch.setattr("pario.dataset.tiers.automatic_bytes", lambda: MiB)
     options = pario.Options(tiers=() if why == "options" else None)
     with pario.Loader(path, 32, options=options, recipe="prov" if why == "recipe" else "auto") as loader:
         check_epoch(loader)
