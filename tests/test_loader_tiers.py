@@ -178,7 +178,7 @@ def test_a_local_file_that_is_too_large_has_no_tier_and_says_nothing(
     path: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "pario")
-    monkeypatch.setattr(pario.machine, "memory", lambda **_: (8 * MiB, 4 * MiB))
+    monkeypatch.setattr("pario.dataset.tiers.automatic_bytes", lambda: MiB)
     with pario.Loader(path, 32) as loader:
         check_epoch(loader)
         assert "tiers" not in loader.stats()
@@ -466,7 +466,7 @@ def test_a_tier_that_its_storage_refuses(path: str, tmp_path: Path, caplog: pyte
 def test_too_little_memory_for_an_automatic_tier(
     path: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("pario.machine.memory", lambda **_: (1 << 30, 2 << 20))
+    monkeypatch.setattr("pario.dataset.tiers.automatic_bytes", lambda: 0)
     with pario.Loader(path, 32, options=options(pario.Tier("memory"))) as loader:
         check_epoch(loader)
         assert "tiers" not in loader.stats()
