@@ -82,10 +82,11 @@ class BatchBuffers:
         that the user refers to would exceed it alone.
     allocate : makes a block: allocate(n) -> u8[n], uninitialised. Memory of another kind: assign a function of your own
         before the first batch
+    lead : bytes, see `Decoder.lead`
     """
 
-    def __init__(self, held_bytes: int) -> None:
-        self.held_bytes = held_bytes
+    def __init__(self, held_bytes: int, lead: int = 0) -> None:
+        self.held_bytes, self._lead = held_bytes, lead
         self.allocate: Callable[[int], np.ndarray] = lambda nbytes: np.empty(nbytes, np.uint8)
         self._returned: deque[np.ndarray] = deque()  # any thread that drops the last reference appends here
         self._free: list[np.ndarray] = []
@@ -105,8 +106,8 @@ class BatchBuffers:
             places, total = {}, 0
             for name, (shape, dtype) in shapes.items():
                 if not dtype.hasobject:
-                    places[name] = total
-                    total += -(-dtype.itemsize * prod(shape) // _ALIGN) * _ALIGN
+                    places[name] = total + self._lead
+                    total += -(-(dtype.itemsize * prod(shape) + self._lead) // _ALIGN) * _ALIGN
             self._layout = dict(shapes), places, total
         root = np.asarray(_Lease(self._block(total), self))
         return {  # in the decoder's order, which `x, y = batch` has

@@ -18,6 +18,13 @@ def test_shapes_dtypes_alignment():
     assert all(a.flags.c_contiguous and a.flags.writeable for a in arrays.values())
 
 
+def test_arrays_may_begin_beyond_a_cache_line() -> None:
+    arrays = BatchBuffers(1 << 20, 16).take(SHAPES)
+    assert [a.ctypes.data % 64 for a in arrays.values()] == [16, 16]
+    data, label = (a.ctypes.data for a in arrays.values())
+    assert label >= data + 3000
+
+
 @pytest.mark.parametrize("keep", [lambda a: a["label"], lambda a: a["data"][5:7], lambda a: a["data"][::2].T[1:]])
 def test_memory_is_not_used_again_while_a_view_lives(keep):
     buffers = BatchBuffers(1 << 20)

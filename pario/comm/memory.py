@@ -41,8 +41,8 @@ def refusal(nbytes: int) -> ParioError | None:
     total, left = machine.memory()
     if nbytes <= left or not total:  # nothing is known
         return None
-    what = f"{nbytes:,} bytes wanted for data in flight, {left:,} bytes available"
-    return ParioError(f"this node's memory is too small, or the job's limit: {what}", hint=_HINT)
+    what = f"this node's memory is too small, or the job's limit: {nbytes:,} bytes wanted for data in flight, {left:,}"
+    return ParioError(f"{what} bytes available", hint=_HINT)
 
 
 def private_bytes(nbytes: int) -> np.ndarray:

@@ -101,6 +101,9 @@ class Decoder(ABC):
     #: True: row i of every array belongs to record i alone, so slices of a batch can be decoded separately.
     by_rows: bool = True
 
+    #: Bytes between a cache line and the beginning of its arrays.
+    lead: int = 0
+
     #: Records of one row, which follow each other: more than 1 only of samples of several records (fields.py).
     records_per_row: int = 1
 
@@ -168,7 +171,7 @@ class Decoder(ABC):
     def pieces(self, records: Records, threads: int) -> int:
         """Into how many parts a batch of these records is cut for this many threads, if `parallel`: several per thread,
         because records differ in cost."""
-        return min(len(records) // self.records_per_row, 4 * threads)
+        return min(len(records) // self.records_per_row, 4 * threads if threads > 1 else 1)
 
     def parts(self, records: Records, arrays: dict[str, np.ndarray], cuts: list[int]) -> Parts:
         """The parts of a batch between these rows (ascending, the first and the last edge among them), to be decoded

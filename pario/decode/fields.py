@@ -71,7 +71,7 @@ class Fields(Decoder):
         self._lookup = lookup
         self._optional = [j for j, name in enumerate(self.inner) if name in optional]
         self._known: set[str] = set()  # fields whose decoders have seen a record
-        self.records_per_row = len(self.inner)
+        self.records_per_row, self.lead = len(self.inner), max((one.lead for one in self.inner.values()), default=0)
         for name, decoder in self.inner.items():
             if not decoder.by_rows:
                 raise OptionError(

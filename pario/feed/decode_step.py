@@ -87,7 +87,7 @@ class DecodeStep:
     ) -> None:
         self.decoder = decoder
         self.sums = reader.sums
-        self.held = BatchBuffers(held_bytes)
+        self.held = BatchBuffers(held_bytes, decoder.lead)
         self._reader = reader
         self._policy = policy
         self._max_bad = math.inf if max_bad is None else max_bad
