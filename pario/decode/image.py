@@ -222,7 +222,7 @@ class Image(Decoder):
 
     parallel = True
     #: libjpeg-turbo writes past the caches what begins at a multiple of 32 bytes: 216 us of decoding a picture of 256 x
-    #: 256 pixels, so 211, and whoever uses it next finds it there.
+    #: 256 pixels, so 211, and the loop finds it in a cache.
     lead = 16
 
     def __init__(
