@@ -122,10 +122,12 @@ def _cached_bytes(lines: list[str]) -> int:
     return sum(int(stat.get(f"total_{name}") or stat.get(name) or 0) for name in ("active_file", "inactive_file"))
 
 
-def memory() -> tuple[int, int]:
-    """(bytes that this process and its neighbours in the control group may use, bytes of these available now without
-    swapping)."""
-    return MemoryGauge().read()
+def memory(*, swap: bool = False) -> tuple[int, int]:
+    """(bytes that this process and its neighbours in the control group may use, bytes of these available now).
+
+    swap : also by swapping, as far as the machine goes
+    """
+    return MemoryGauge().read(swap)
 
 
 class MemoryGauge:
@@ -145,10 +147,10 @@ class MemoryGauge:
             if limit is not None and limit < self._total and used >= 0:
                 self._groups.append((limit, used, stat))
 
-    def read(self) -> tuple[int, int]:
+    def read(self, swap: bool = False) -> tuple[int, int]:
         """See `memory`."""
-        free = _meminfo(self._lines(self._info)).get("MemAvailable")
-        total, available = self._total, self._total if free is None else free
+        info = _meminfo(self._lines(self._info))
+        total, available = self._total, info.get("MemAvailable", self._total) + swap * info.get("SwapFree", 0)
         for limit, used, stat in self._groups:
             total = min(total, limit)
             found = self._lines(used)

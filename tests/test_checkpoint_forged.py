@@ -115,7 +115,7 @@ def test_arrays_for_which_there_is_no_memory_are_damage(
     os.truncate(made / "node-00000.h5", 64 * block)
     manifest["parts"] = [forged(made / "node-00000.json", part)]
     forged(made / "manifest.json", manifest)
-    monkeypatch.setattr(memory.machine, "memory", lambda: (1 << 32, 1 << 30))
+    monkeypatch.setattr(memory.machine, "memory", lambda **_: (1 << 32, 1 << 30))
     check_older(tmp_path, made, "it does not fit here", caplog)  # 4 GiB of zeros, in a sparse file with right sums
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tiers import CHUNKS, GRID, chunk_of, read
 
+from pario.kernels.fill import STOPPED
 from pario.tiers.memory import MemoryTier
 from pario.tiers.pressure import PressureWatch
 
@@ -145,15 +146,18 @@ def test_it_gives_back_when_it_asks_too_late(growing: MemoryTier, memory: list[i
     assert not growing.held().any()
 
 
-def test_what_was_promised_is_no_longer_available(growing: MemoryTier, memory: list[int]) -> None:
+def test_what_was_promised_is_not_promised_again(growing: MemoryTier, memory: list[int]) -> None:
     memory[1] = 6 * CHUNK
     assert growing.reserve(5) == 2, "half of what is beyond the margin"
     assert growing.reserve(5) == 1, "4 chunks are left, one beyond the margin and a bit"
     assert growing.held_bytes == growing.promised * CHUNK == 3 * CHUNK
-    growing.settle(3, 3, 3 * CHUNK)
-    memory[1] = 3 * CHUNK
-    assert not growing.promised
     assert growing.reserve(5) == 0
+    memory[1] = 3 * CHUNK  # they are written
+    assert growing.reserve(5) == 0
+    assert growing.held_bytes == 3 * CHUNK, "and nothing of that is given back"
+    assert not growing.states.words[2][STOPPED]
+    growing.settle(3, 3, 3 * CHUNK)
+    assert not growing.promised
     assert growing.is_full
 
 

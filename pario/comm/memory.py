@@ -37,8 +37,8 @@ _HINT = "Ask for more memory per node (Slurm: --mem), or use a smaller ring (Opt
 
 
 def refusal(nbytes: int) -> ParioError | None:
-    """The reason why this node cannot take `nbytes` more without swapping, or None."""
-    total, left = machine.memory()
+    """The reason why this node cannot take `nbytes` more, or None."""
+    total, left = machine.memory(swap=True)
     if nbytes <= left or not total:  # nothing is known
         return None
     what = f"this node's memory is too small, or the job's limit: {nbytes:,} bytes wanted for data in flight, {left:,}"

@@ -169,8 +169,8 @@ class Decoder(ABC):
         return self
 
     def pieces(self, records: Records, threads: int) -> int:
-        """Into how many parts a batch of these records is cut for this many threads, if `parallel`: several per thread,
-        because records differ in cost."""
+        """Into how many parts a batch of these records is cut for this many threads, if `parallel`: several for each of
+        several threads, because records differ in cost."""
         return min(len(records) // self.records_per_row, 4 * threads if threads > 1 else 1)
 
     def parts(self, records: Records, arrays: dict[str, np.ndarray], cuts: list[int]) -> Parts:

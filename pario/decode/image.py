@@ -221,9 +221,6 @@ class Image(Decoder):
     """
 
     parallel = True
-    #: libjpeg-turbo writes past the caches what begins at a multiple of 32 bytes: 216 us of decoding a picture of 256 x
-    #: 256 pixels, so 211, and the loop finds it in a cache.
-    lead = 16
 
     def __init__(
         self,
@@ -271,6 +268,9 @@ class Image(Decoder):
             self.augment = Augment(self.options, color, layout == "CHW", self.size)
         elif self.size and _cv2() is None:
             raise OptionError("Image(size=...) needs OpenCV, which is not installed", hint=_INSTALL)
+        # libjpeg-turbo writes past the caches what begins at a multiple of 32 bytes: 216 us of decoding a picture of
+        # 256 x 256 pixels, so 211, and the loop finds it in a cache.
+        self.lead = 16 if self.augment is None and (layout == "HWC" or color == "GRAY") else 0
         self.scaled = self.size is not None and (self.augment is None if scaled is None else bool(scaled))
         self.offset = _offset(offset)
         self.label = None if label is None else np.asarray(label, order="C")

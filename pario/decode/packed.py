@@ -63,8 +63,7 @@ class Packed(Around):
         self._is_odd = False  # most values are not as `verbatim` says
         # Decoders that take a batch as a whole, and do more than to copy values one after the other, get it whole.
         self.parallel = inner.by_rows or self._straight() is not None
-        self.by_rows = inner.by_rows
-        self.records_per_row = inner.records_per_row
+        self.by_rows, self.records_per_row, self.lead = inner.by_rows, inner.records_per_row, inner.lead
 
     def __repr__(self) -> str:
         return repr(self.inner)

@@ -58,8 +58,8 @@ class MemoryTier(AnyTier):
 
     fills : this process made it, and alone puts chunks
     budget : bytes that its chunks may take now, if this process fills it; wanted : while there is enough memory
-    held_bytes : of the chunks that are here or on their way, in the process that fills it; promised : how many chunks
-        a fill may write without asking again
+    held_bytes : of the chunks that are here or on their way, in the process that fills it; promised : how many of
+        them a fill may still write
     admit(chunks) : asked before the tier takes more; for how many of them there is memory now
     states : of the chunks; fill_end : when they will all be there, as this process sees it
     view : u8[file_bytes], read-only: the file's bytes, where their chunks are held. Anyone who uses it asks `states`
@@ -251,7 +251,7 @@ class MemoryTier(AnyTier):
         before, chunk_bytes = self.held_bytes, self.grid.chunk_bytes
         with self._lock:
             self.budget = max(0, before - nbytes)
-            if nbytes:
+            if nbytes > 0:
                 self.states.stop()
             self.large[self.large == UNKNOWN] = SMALL
             while self.held_bytes > before - nbytes and len(held := np.flatnonzero(self.held())):

@@ -53,8 +53,7 @@ class PressureWatch:
     def admit(self, chunks: int) -> int:
         """How many of these chunks the tier may take. If none, it is full from now on. Any thread."""
         tier = self._tier()
-        if tier is None:
-            return 0
+        assert tier is not None  # it asks
         nbytes = tier.grid.chunk_bytes
         with self._lock:
             if chunks * nbytes > self._allowed:
@@ -77,7 +76,6 @@ class PressureWatch:
 
     def _look(self, tier: MemoryTier) -> int:
         total, available = self._gauge.read()
-        available = max(0, available - tier.promised * tier.grid.chunk_bytes)
         margin = min(_MARGIN_BYTES, total // _MARGIN_PART)
         given = 0
         if available < margin:
@@ -89,7 +87,7 @@ class PressureWatch:
         self._pause_s = max(_LEAST_S, min(_EVERY_S, (available + given) / (_TAKEN_PART * _ALLOCATION)))
         if self._pause_s < before / 2:
             self._sooner.set()
-        self._allowed = max(0, available - margin) // 2
+        self._allowed = max(0, available - tier.promised * tier.grid.chunk_bytes - margin) // 2
         return given
 
     def _warn(self, what: str, available: int | None = None) -> None:

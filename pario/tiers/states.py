@@ -29,7 +29,7 @@ _NOTHING = np.empty(0, np.int64)
 _NEWS = 0  # changes with every chunk that arrives, and when the next word changes
 _FILLING = 1  # chunks are on their way
 _GIVEN = 2  # how often chunks were given back
-_USED = 4  # how many chunks hold records, if a fill from a file of this node has begun; the next word: kernels/fill.py
+_USED = 4  # how many chunks hold records, if a fill from a file of this node has begun; two more words: kernels/fill.py
 
 
 class ChunkStates:
@@ -145,7 +145,9 @@ class ChunkStates:
 
     def expect(self, chunks: int) -> None:
         """A fill begins, after which this many chunks will be there."""
-        self._head[[CHUNK_US, STOPPED]], self._head[_USED] = 0, chunks
+        if chunks:  # an ended one may say so when the next one has begun
+            self._head[[CHUNK_US, STOPPED]] = 0
+        self._head[_USED] = chunks
 
     def stop(self) -> None:
         """Memory is being given back: the fill under way ends."""
