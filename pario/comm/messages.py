@@ -4,9 +4,9 @@ Three rules hold for every MPI call of pario:
 
 * It uses a private duplicate of the user's communicator, in the thread that called pario. Background threads never call
   MPI, so any thread level is enough.
-* It waits without polling. MPI libraries poll in blocking calls, and with more ranks than cores that takes the processor
-  from the rank that all wait for. So pario starts a nonblocking collective and tests it between sleeps that grow to
-  10 ms. Calls without a nonblocking form (Dup, Split) follow right after such a collective, when all ranks are there.
+* It waits without polling. MPI libraries poll in blocking calls, and with more ranks than cores that takes the
+  processor from the rank that all wait for. So pario starts a nonblocking collective and tests it between sleeps that
+  grow to 10 ms. Calls without a nonblocking form (Dup, Split) follow right after such a collective, when all are there.
 * Counts stay below 2^30 per call, because older MPI libraries count in 32-bit integers.
 """
 
