@@ -212,6 +212,11 @@ def test_learn_says_what_the_record_is_instead() -> None:
         Image().learn(np.frombuffer(b"\x80\x04\x95" + bytes(20), np.uint8))
 
 
+def test_rows_that_jpeg_is_decoded_into_begin_beyond_a_multiple_of_32_bytes() -> None:
+    assert [Image().lead, Image(color="GRAY", layout="CHW").lead] == [16, 16]
+    assert [Image(layout="CHW").lead, Image(8, flip=True).lead] == [0, 0], "others write these"
+
+
 def test_repr() -> None:
     assert repr(Image()) == "Image()"
     assert repr(Image(4, layout="CHW", label=np.zeros(9))) == "Image(size=(4, 4), layout='CHW', label=float64[9])"

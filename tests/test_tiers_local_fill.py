@@ -21,7 +21,7 @@ from pario.errors import ReadError, SnapshotError
 from pario.fetch.joined import bases_of
 from pario.fetch.posix import PosixFetcher
 from pario.fetch.snapshot import read_snapshot
-from pario.kernels.fill import CHUNK_US, THREADS
+from pario.kernels.fill import BYTES, CHUNK_US, DONE, READS, THREADS
 from pario.stats.rank import RankStats
 from pario.tiers.grid import Grid
 from pario.tiers.local_fill import LocalFill
@@ -181,6 +181,18 @@ def test_it_ends_when_memory_is_given_back(filling: Any, paths: list[str]) -> No
     made.filled()
     assert made.tier.held().sum() == 3 < made.tier.grid.chunks
     assert not made.tier.promised
+
+
+def test_a_look_between_what_the_kernel_counts_loses_nothing(filling: Any, paths: list[str]) -> None:
+    made = filling(paths)
+    fill = made.filled()
+    before = made.tier.held_bytes, made.tier.promised
+    fill._words[DONE] += 1
+    fill._tell()
+    fill._words[[BYTES, READS]] += MiB, 1
+    fill._tell()
+    assert (made.tier.held_bytes, made.tier.promised + 1) == before
+    assert sum(nbytes for _, nbytes in made.counted) == made.nbytes + MiB
 
 
 def test_a_chunk_whose_bytes_are_about_to_go_is_not_copied(filling: Any, paths: list[str]) -> None:
