@@ -39,10 +39,10 @@ _HINT = "Ask for more memory per node (Slurm: --mem), or use a smaller ring (Opt
 def refusal(nbytes: int) -> ParioError | None:
     """The reason why this node cannot take `nbytes` more, or None."""
     total, left = machine.memory(swap=True)
-    if nbytes <= left or not total:  # nothing is known
+    if nbytes <= left or not total:  # there is enough, or nothing is known
         return None
-    what = f"this node's memory is too small, or the job's limit: {nbytes:,} bytes wanted for data in flight, {left:,}"
-    return ParioError(f"{what} bytes available", hint=_HINT)
+    what = f"{nbytes:,} bytes wanted for data in flight, {left:,} bytes available"
+    return ParioError(f"this node's memory is too small, or the job's limit: {what}", hint=_HINT)
 
 
 def private_bytes(nbytes: int) -> np.ndarray:
