@@ -174,7 +174,7 @@ def test_every_step_once_and_every_byte(hands: Hands) -> None:
     assert isinstance(hands.source, hands.way.kind)
     assert isinstance(getattr(hands.source, "_writer", None), FirstEpochWriter) == (not hands.way.indexed)
     for step in range(hands.work.schedule.steps):
-        hands.check(step, hands.source.prepare(step, nothing))
+        hands.check(step, *hands.source.prepare(step, nothing))
         hands.source.check()  # nothing went wrong in the background
 
 
@@ -188,7 +188,7 @@ def test_ahead_brings_the_same(hands: Hands) -> None:
     assert ahead.steps >= 1
     futures = [ahead.submit(hands.source.prepare, step, nothing) for step in range(1 + ahead.steps)]
     for step, future in enumerate(futures):
-        hands.check(step, future.result(30))
+        hands.check(step, *future.result(30))
 
 
 def test_values_stand_as_in_the_file(hands: Hands) -> None:
@@ -237,7 +237,7 @@ def test_what_check_raises_comes_through(hands: Hands) -> None:
     stopped = False
     try:
         for step in range(hands.work.schedule.steps):
-            hands.check(step, hands.source.prepare(step, stop))
+            hands.check(step, *hands.source.prepare(step, stop))
     except StopError:
         stopped = True
     assert stopped or not isinstance(hands.source, Seat)
@@ -245,7 +245,7 @@ def test_what_check_raises_comes_through(hands: Hands) -> None:
 
 def test_left_early_it_ends(hands: Hands) -> None:
     if hands.work.schedule.steps > 1:
-        hands.check(0, hands.source.prepare(0, nothing))
+        hands.check(0, *hands.source.prepare(0, nothing))
     for _ in range(2):
         hands.source.leave()
     for _ in range(2):

@@ -71,11 +71,11 @@ def test_a_later_step_that_is_decoded_first_is_released_last() -> None:
         first = threads.submit(source.prepare, 0, lambda: None)
         assert source.decoding[0].wait(10)
         source.go[1].set()
-        assert second.result(10).ids.tolist() == [2, 3]
+        assert second.result(10)[0].ids.tolist() == [2, 3]
         assert source.taken == [0, 1]
         assert source.done == [0]  # step 0 is not: nothing may be written over it
         source.go[0].set()
-        assert first.result(10).ids.tolist() == [0, 1]
+        assert first.result(10)[0].ids.tolist() == [0, 1]
         assert source.done == [0, 2]
 
 

@@ -323,6 +323,30 @@ def test_a_chunk_that_is_given_back_while_it_is_decoded(path, shape) -> None:
         assert source.close(10)
 
 
+@pytest.mark.parametrize("batch_size", [8, pario.Budget(tokens=20, cost=np.arange(N) % 7 + 1)], ids=["even", "uneven"])
+@pytest.mark.parametrize("shuffle", [False, "global", "block"])
+def test_steps_that_are_prepared_at_once_are_the_same(form, path, shuffle, batch_size) -> None:
+    with seated(form, path, batch_size, shuffle=shuffle) as loader:
+        work = Work(loader._supply.context.stream, loader._progress._shape, 1, 0)
+        source: Any = loader._supply.source(work, Way.SEAT)
+        assert source.most_steps > 1
+        rng, step, steps = np.random.default_rng(0), 0, work.schedule.steps
+        while step < steps:
+            count = min(int(rng.integers(1, 6)), steps - step)
+            several = source.prepare(step, lambda: None, count)
+            assert len(several) == count
+            for k, parts in enumerate(several):
+                (alone,) = source.prepare(step + k, lambda: None)
+                assert parts.ids.tolist() == alone.ids.tolist()
+                assert parts.arrays.keys() == alone.arrays.keys()
+                for name, array in parts.arrays.items():
+                    np.testing.assert_array_equal(array, alone.arrays[name])
+                assert parts.arrays["label"].tolist() == [label(i) for i in parts.ids.tolist()]
+            step += count
+        source.leave()
+        assert source.close(10)
+
+
 @pytest.mark.parametrize("shuffle", [False, "global", "block"])
 def test_resume_and_leave_early(form, path, shuffle) -> None:
     with seated(form, path, 8, shuffle=shuffle) as loader:
@@ -349,7 +373,7 @@ def test_memory_is_used_again(form, path, shape) -> None:
         for _ in range(7):
             for _batch in loader:
                 time.sleep(2e-4)  # long enough for other threads to be of use
-        assert loader.stats()["batch_memory"] <= 32 * each
+        assert loader.stats()["batch_memory"] <= 64 * each  # several steps at once
 
 
 def test_large_batches_are_not_prepared_ahead(form, path, shape) -> None:
@@ -525,8 +549,8 @@ def test_a_group_is_planned_once(path: str, monkeypatch: pytest.MonkeyPatch) -> 
         seat: Any = loader._life.source
         monkeypatch.setattr(Context, "own_records", counted)
         for step in range(1, len(loader)):
-            seat._places(step)
-            seat._places(step - 1)
+            seat._places(step, 1)
+            seat._places(step - 1, 1)
     assert planned
     assert len(planned) == len(set(planned))
 

@@ -27,8 +27,11 @@ class Told(Source):
             stats=SimpleNamespace(share=0.0, decode=0.0),
             reader=SimpleNamespace(keys=None),
             width=width,
+            seats=SimpleNamespace(mine=0),
         )
-        super().__init__(context, SimpleNamespace(stream=SimpleNamespace(seed=0), epoch=0))  # type: ignore[arg-type]
+        schedule = SimpleNamespace(rows=lambda step, seat: [4, 0, 5][step - 1])
+        work: Any = SimpleNamespace(stream=SimpleNamespace(seed=0), epoch=0, schedule=schedule)
+        super().__init__(context, work)
 
     def _arrays(self, records: Records, rows: int) -> Any:
         return {"n": np.full(rows, -1)}, np.full(rows, -1)
@@ -38,7 +41,7 @@ class Told(Source):
         arrays["n"][:] = records.ids[:: self.width] * 10
         return [(1, f"record {records.ids[self.width]}")] if len(arrays["n"]) > 1 else []
 
-    def pieces(self, step: int) -> list[Piece]:
+    def pieces(self, step: int, steps: int = 1) -> list[Piece]:
         return [Piece(step, k, CUTS[k], CUTS[k + 1], k == 2) for k in range(3)]
 
     def take(self, piece: Piece, check: Any) -> Records:
@@ -60,13 +63,21 @@ class Told(Source):
 @pytest.mark.parametrize("again", [-1, 0, 1, 2])
 def test_pieces_become_one_batch(again: int, width: int) -> None:
     source = Told(again, width)
-    parts = source.prepare(1, lambda: None)
+    (parts,) = source.prepare(1, lambda: None)
     expected = np.arange(9) * width + 100
     assert parts.ids.tolist() == expected.tolist()
     assert parts.arrays["n"].tolist() == (expected * 10).tolist()
     assert parts.failures == [(1, f"record {expected[1]}"), (5, f"record {expected[5]}")]
     wanted = [(what, k) for k in range(3) for _ in range(1 + (k == again)) for what in ("take", "release")]
     assert source.calls == wanted
+
+
+def test_several_steps_are_prepared_at_once() -> None:
+    """Each has its rows, and what could not be decoded of them. These have 4, none, and 5."""
+    steps = Told().prepare(1, lambda: None, 3)
+    assert [parts.ids.tolist() for parts in steps] == [[100, 101, 102, 103], [], [104, 105, 106, 107, 108]]
+    assert [parts.arrays["n"].tolist() for parts in steps] == [(10 * parts.ids).tolist() for parts in steps]
+    assert [parts.failures for parts in steps] == [[(1, "record 101")], [], [(1, "record 105")]]
 
 
 def test_what_take_raises_is_not_released() -> None:

@@ -30,6 +30,12 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(place)
 
 
+@pytest.fixture(autouse=True)
+def one_by_one(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step is prepared alone, but where a test is about that."""
+    monkeypatch.setattr("pario.loader.epoch.AT_ONCE_S", 0.0)
+
+
 def own(path: str, batch_size: int = 8, ahead: int | None = None, **options) -> pario.Loader:
     """Without the ring, 12 steps. ahead : batches prepared ahead; None: as measured"""
     chosen = pario.Options(**options)
@@ -85,6 +91,51 @@ def test_no_more_are_ahead_than_the_ring_would_hold(path: str) -> None:
         assert epoch._ahead.steps == min(16, most)
     with own(path, N, ahead=16, slots=2, slot_bytes=64 << 10) as loader:
         assert iter(loader)._epoch._ahead.steps == 1
+
+
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize(("at_once_s", "most"), [(0.0, 99), (60.0, 1), (60.0, 3), (60.0, 99)])
+def test_short_steps_are_prepared_at_once(
+    path: str, at_once_s: float, most: int, eager: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More and more of them, and no more than the source allows. All may be kept."""
+    monkeypatch.setattr("pario.loader.epoch.AT_ONCE_S", at_once_s)
+    with own(path) as loader:
+        epoch, asked = iter(loader)._epoch, []
+        source, prepare = epoch._source, epoch._source.prepare
+        assert source.most_steps > 12
+        source.most_steps = most
+
+        def noting(step, check, steps):
+            asked.append(steps)
+            return prepare(step, check, steps)
+
+        monkeypatch.setattr(source, "prepare", noting)
+        epoch._ahead = replace(epoch._ahead, submit=at_once, eager=True) if eager else None
+        kept = list(epoch)
+    assert [i for batch in kept for i in batch.ids.tolist()] == list(range(N))
+    assert [batch.step for batch in kept] == list(range(12))
+    for batch in kept:
+        right(batch)
+    expected = {1: [1] * 12, 3: [1, 2, 3, 3, 3], 99: [1, 2, 4, 5]}
+    assert asked == expected[most if at_once_s else 1]
+
+
+def test_steps_that_take_long_are_prepared_one_by_one_again(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half as many each time: a thread that has lost its core for a moment is not slow."""
+    with own(path, 2) as loader:
+        epoch, asked = iter(loader)._epoch, []
+        epoch._ahead, prepare = None, epoch._source.prepare
+
+        def noting(step, check, steps):
+            asked.append(steps)
+            monkeypatch.setattr("pario.loader.epoch.AT_ONCE_S", 60.0 if len(asked) < 4 else 0.0)
+            return prepare(step, check, steps)
+
+        monkeypatch.setattr(epoch._source, "prepare", noting)
+        for batch in epoch:
+            right(batch)
+    assert asked == [1, 2, 4, 8, 4, 2, *[1] * 27]
 
 
 @pytest.mark.parametrize(("long_s", "least", "others"), [(0.0, 2, True), (60.0, 2, False), (0.0, 1, False)])

@@ -96,14 +96,6 @@ def _wake_futex(address: int) -> int:
     return max(0, int(_syscall(_nr, ctypes.c_void_p(address), _wake_op, _all)))
 
 
-def _wake_nobody(address: int) -> int:
-    return 0
-
-
-def _no_fence() -> None:
-    """Nothing to do on this processor."""
-
-
 def _numba_fence() -> None:
     global fence
     from pario.kernels.fence import full_fence
@@ -116,6 +108,6 @@ def _numba_fence() -> None:
 #: the value differs, or a signal came, or spuriously: test the word again. False: the seconds have passed.
 wait: Callable[[int, int, float], bool] = _wait_sleeping if _NR is None else _wait_futex
 #: Wake all threads and processes that sleep on the int32 at this address; returns their number, 0 if it is unknown.
-wake_all: Callable[[int], int] = _wake_nobody if _NR is None else _wake_futex
+wake_all: Callable[[int], int] = (lambda address: 0) if _NR is None else _wake_futex
 #: Orders earlier reads and writes before later ones (see above).
-fence: Callable[[], None] = _no_fence if platform.machine() in _ORDERED else _numba_fence
+fence: Callable[[], None] = (lambda: None) if platform.machine() in _ORDERED else _numba_fence

@@ -314,9 +314,7 @@ class Ring:
 
     def _check_alive(self) -> None:
         try:
-            self._world.check_alive(self._is_closed)
+            self._world.check_alive(lambda node_rank: bool(self._left[node_rank]))
         except DeadRankError as error:
             raise spread(self._world, error) from None
 
-    def _is_closed(self, node_rank: int) -> bool:
-        return bool(self._left[node_rank])

@@ -167,8 +167,9 @@ class Reader:
         self.path = file.path
         self.index: Index
         one, save = len(snapshots) == 1, save_index and self._uses_sidecar
-        # What a walk reads much of it should bring into the tiers at once.
-        self._walked_through_tiers = one and self._tiers and name is None and _walk_share(snapshot) > _LITTLE
+        # What a walk reads much of it should bring into the tiers at once: the leaf pages of the main database.
+        much = snapshot.main.md_leaf_pages * snapshot.page_size > _LITTLE * snapshot.file_bytes
+        self._walked_through_tiers = one and self._tiers and name is None and much
         if self._walked_through_tiers:
             self.stage = _open_tiers(self, None)
             if self.stage is not None:
@@ -414,11 +415,6 @@ def renew_tiers(reader: Reader) -> None:
     if stage is not None:
         stage.chosen = reader._chosen
         stage.meet(reader.world, reader.index, reader.checked)
-
-
-def _walk_share(snapshot: Snapshot) -> float:
-    """The part of the file that a walk through the main database reads: its leaf pages."""
-    return snapshot.main.md_leaf_pages * snapshot.page_size / snapshot.file_bytes
 
 
 class _OtherStateError(FileError):

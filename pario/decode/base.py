@@ -9,6 +9,7 @@ once, when all its rows are written.
 from __future__ import annotations
 
 import inspect
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -268,8 +269,13 @@ def extent(shape: tuple[int, ...], dtype: np.dtype | None = None) -> str:
 def past_caches(rows: np.ndarray) -> bool:
     """Whether the rows of a batch are to be written past the processor's caches, because these do not hold as many
     batches as are in use, and what they are copied from."""
-    cache = machine.last_cache_bytes()
-    return cache is not None and 2 * _BATCHES * rows.nbytes > cache
+    return rows.nbytes > cached_bytes()
+
+
+def cached_bytes() -> int:
+    """Of a batch, at most, so that the processor's caches hold those in use, and what they are copied from; where their
+    size is unknown, a great many."""
+    return (machine.last_cache_bytes() or sys.maxsize) // (2 * _BATCHES)
 
 
 def read_only(data: np.ndarray) -> np.ndarray:

@@ -37,12 +37,17 @@ _KINDS, _LONGEST = 50, 160
 
 
 class Parts(NamedTuple):
-    """One rank's records of one step, decoded: arrays by name, i64[n] record ids (of samples: of their first records),
-    and (row, reason) of each row that the decoder could not read."""
+    """One rank's records of one step or several, decoded: arrays by name, i64[n] record ids (of samples: of their first
+    records), and (row, reason) of each row that the decoder could not read."""
 
     arrays: dict[str, np.ndarray]
     ids: np.ndarray
     failures: Failures
+
+    def rows(self, first: int, stop: int) -> Parts:
+        """Of several steps: the one that has these rows."""
+        failures = [(row - first, why) for row, why in self.failures if first <= row < stop]
+        return Parts({name: array[first:stop] for name, array in self.arrays.items()}, self.ids[first:stop], failures)
 
 
 def learn(decoder: Decoder, reader: Reader, first: Records, ids: np.ndarray, seed: int) -> None:

@@ -43,6 +43,7 @@ class ContinuingWriter(RingWriter):
         super().__init__(context, work, base)
         self.begins_at = work.epoch, work.start
         self.next_work = Work(work.stream, work.shape, work.epoch + 1, 0)
+        self.next_base = (base + self._schedule.groups) % self._slots.count
         self.following: ContinuingWriter | None = None
         self._follow = follow
         self._turning = threading.RLock()  # guards those below
@@ -51,11 +52,6 @@ class ContinuingWriter(RingWriter):
         self._last = False  # nothing is to be read ahead
         self._planned: dict[int, Group] = {}  # read ahead, or under way
         self._there: set[int] = set()
-
-    @property
-    def next_base(self) -> int:
-        """The next epoch's `base`."""
-        return (self._base + self._schedule.groups) % self._slots.count
 
     # -- of this epoch ---------------------------------------------------------------------------------------------
 

@@ -40,7 +40,6 @@ class RingReader(Source):
         base: int = 0,
     ) -> None:
         super().__init__(context, work)
-        self._schedule = work.schedule
         self._turn = threading.Condition()  # guards those below: threads take records one after the other
         self._next_step = 0  # the one whose records are taken next
         self._decoded: set[int] = set()  # ticks that wait for earlier ones to be released
@@ -59,7 +58,7 @@ class RingReader(Source):
         context.decode.held.held_bytes = context.options.held_bytes
         context.stats.reader = writer is not None
 
-    def pieces(self, step: int) -> list[Piece]:
+    def pieces(self, step: int, steps: int = 1) -> list[Piece]:
         schedule, seat, count = self._schedule, self._context.seats.mine, self._schedule.pieces
         if count == 1:
             return [Piece(step, 0, 0, schedule.rows(step, seat), True)]

@@ -24,6 +24,7 @@ import numpy as np
 
 from pario.buffers import large_pages
 from pario.comm.memory import PAGE
+from pario.decode.base import cached_bytes
 from pario.errors import CorruptedError
 from pario.feed.fill import Fill, begin_fill
 from pario.feed.source import Ahead, Context, Piece, Source
@@ -71,10 +72,10 @@ class _Share:
     places: Places
     rows: np.ndarray
 
-    def part(self, step: int) -> slice:
-        """Where the records of this step are."""
+    def part(self, step: int, steps: int) -> slice:
+        """Where the records of these steps are."""
         k, last = step - self.first, len(self.cuts) - 1
-        return slice(self.cuts[min(k, last)], self.cuts[min(k + 1, last)]) if k >= 0 else slice(0, 0)
+        return slice(self.cuts[min(k, last)], self.cuts[min(k + steps, last)]) if k >= 0 else slice(0, 0)
 
 
 @dataclass(slots=True)
@@ -115,7 +116,6 @@ class Seat(Source):
         self._shares: dict[int, _Share] = {}
         self._planning = threading.RLock()  # guards the shares
         self._scratch = threading.local()
-        self._in_units = self._decoder.by_rows and not self._decoder.parallel
         self.ahead = self._prepare_ahead(preparer)
         context.stats.reader = context.world.is_leader
 
@@ -129,8 +129,15 @@ class Seat(Source):
         if self._decoder.parallel:
             return Ahead(preparer.call, knob)
         batch_bytes = self._batch_bytes
+        if batch_bytes is None or 4 * batch_bytes > options.held_bytes:
+            return None
+        if self._decoder.by_rows:
+            room = min(options.held_bytes // 8, cached_bytes() // context.world.node_size)
+            self.most_steps = max(1, room // max(1, batch_bytes))
+            # Steps of one block that the caller does not hold, or not yet, do not count against its limit.
+            self._held.held_bytes += 3 * self.most_steps * batch_bytes
         # If ranks share cores, another thread would only take turns with this one.
-        if share.crowded or batch_bytes is None or 4 * batch_bytes > options.held_bytes:
+        if share.crowded:
             return None
         knobs = context.reader.file.knobs
         knobs.acts("decode_ahead")
@@ -160,14 +167,17 @@ class Seat(Source):
 
     # -- which records -------------------------------------------------------------------------------------------------
 
-    def _places(self, step: int) -> Places:
-        """This rank's records of a step, row by row."""
+    def _places(self, step: int, steps: int) -> Places:
+        """This rank's records of these steps, row by row."""
         first, stop = self._schedule.step_groups(step)
+        if steps > 1 and (first + 1 < stop or self._schedule.step_groups(step + steps - 1) != (first, stop)):
+            each = zip(*(self._places(k, 1) for k in range(step, step + steps)), strict=True)
+            return Places(*map(np.concatenate, each))
         shares = [self._share(group, first) for group in range(first, stop)]
         if len(shares) == 1:
-            return shares[0].places.part(shares[0].part(step))
-        rows = np.argsort(np.concatenate([share.rows[share.part(step)] for share in shares]))
-        columns = zip(*(share.places.part(share.part(step)) for share in shares), strict=True)
+            return shares[0].places.part(shares[0].part(step, steps))
+        rows = np.argsort(np.concatenate([share.rows[share.part(step, 1)] for share in shares]))
+        columns = zip(*(share.places.part(share.part(step, 1)) for share in shares), strict=True)
         return Places(*(np.concatenate(column)[rows] for column in columns))
 
     def _share(self, group: int, oldest: int) -> _Share:
@@ -198,12 +208,12 @@ class Seat(Source):
 
     # -- a piece -------------------------------------------------------------------------------------------------------
 
-    def pieces(self, step: int) -> list[Piece]:
+    def pieces(self, step: int, steps: int = 1) -> list[Piece]:
         """The whole step where the node's memory has it, or will have it; else parts that fit a core's cache."""
         begin = time.perf_counter()
-        places = self._places(step)
+        places = self._places(step, steps)
         rows, width, cuts = len(places.ids) // self.width, self.width, [0]
-        if self._in_units and self._local and self._generation(places) < 0:
+        if self._decoder.by_rows and not self._decoder.parallel and self._local and self._generation(places) < 0:
             through = np.cumsum(places.nbytes.reshape(-1, width).sum(axis=1)) // _UNIT_BYTES
             cuts += (np.flatnonzero(np.diff(through)) + 1).tolist()
         with self._counting:

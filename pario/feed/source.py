@@ -2,7 +2,7 @@
 
     Supply.propose   the best way for the next epoch, as the first rank of each node sees it
     Supply.source    a Source of that kind; all ranks of a node use the same kind
-    Source.prepare   once per step: this rank's records, decoded. It stands here, for all sources:
+    Source.prepare   once per step, or for several: this rank's records, decoded. It stands here, for all sources:
         pieces         which rows are decoded at once
         take           their records, as soon as they are in memory
         release        they have been decoded
@@ -22,6 +22,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -124,9 +125,10 @@ class Ahead:
 
 @dataclass(slots=True)
 class Piece:
-    """Rows [first, stop) of this rank's batch of a step: the `number`-th part of it that is decoded at once.
+    """Rows [first, stop) of this rank's batch of a step, or of several steps from `step` on: the `number`-th part of
+    it that is decoded at once.
 
-    last : no other piece of the step follows
+    last : no other piece follows
     mark : what the source keeps from `take` to `release`
     """
 
@@ -142,13 +144,16 @@ class Source(ABC):
     """One rank's records of one epoch, or of the rest of one.
 
     ahead : how to prepare steps ahead; None: prepare each step when the caller asks for it, in the caller's thread
+    most_steps : how many steps may be prepared at once; their arrays then lie in one block of memory
     """
 
     ahead: Ahead | None = None
+    most_steps = 1
 
     def __init__(self, context: Context, work: Work) -> None:
         self._context = context
         self._stats = context.stats
+        self._schedule = work.schedule
         self._draw = Draw(work.stream.seed, work.epoch, context.reader.keys)
         self.width = context.width
         self._counting = threading.Lock()  # guards the stats of the threads that prepare, and what follows
@@ -156,8 +161,8 @@ class Source(ABC):
         self._decoding_since = 0.0
 
     @abstractmethod
-    def pieces(self, step: int) -> list[Piece]:
-        """The parts of a step, at least one; together all its rows."""
+    def pieces(self, step: int, steps: int = 1) -> list[Piece]:
+        """The parts of a step, or of `steps` of them, at least one; together all their rows."""
 
     @abstractmethod
     def take(self, piece: Piece, check: Callable[[], None]) -> Records:
@@ -170,27 +175,30 @@ class Source(ABC):
     def release(self, piece: Piece) -> bool:
         """The records of the piece have been decoded. False: their bytes have changed meanwhile, so take it again."""
 
-    def prepare(self, step: int, check: Callable[[], None]) -> Parts:
-        """This rank's records of one step, decoded. Called once per step, in ascending order, except that several
-        threads of `ahead` may call it at once.
+    def prepare(self, step: int, check: Callable[[], None], steps: int = 1) -> list[Parts]:
+        """This rank's records of one step, or of `steps` of them, decoded. Called once per step, in ascending order,
+        except that several threads of `ahead` may call it at once.
 
         Raises ReadError, CorruptedError, SnapshotError, PeerError, DeadRankError, and what `check` raises.
         """
-        pieces = self.pieces(step)
-        while True:
-            first = self.take(pieces[0], check)
-            arrays, ids = self._context.decode.arrays(first, pieces[-1].stop)
-            parts = Parts(arrays, ids, [])
-            if len(pieces) == 1:
-                if self._decode_piece(pieces[0], first, parts):
-                    return parts
-                continue  # sizes that stand in the values may have been wrong, too
+        parts = self._decode_pieces(self.pieces(step, steps), check)
+        if steps == 1:
+            return [parts]
+        seat = self._context.seats.mine
+        cuts = accumulate((self._schedule.rows(k, seat) for k in range(step, step + steps)), initial=0)
+        return [parts.rows(a, b) for a, b in pairwise(cuts)]
 
-            for piece in pieces:
-                records = first if piece is pieces[0] else self.take(piece, check)
-                while not self._decode_piece(piece, records, parts):
-                    records = self.take(piece, check)
-            return parts
+    def _decode_pieces(self, pieces: list[Piece], check: Callable[[], None]) -> Parts:
+        records = self.take(pieces[0], check)
+        parts = Parts(*self._context.decode.arrays(records, pieces[-1].stop), [])
+        for piece in pieces:
+            if piece.number:
+                records = self.take(piece, check)
+            while not self._decode_piece(piece, records, parts):
+                records = self.take(piece, check)
+                if len(pieces) == 1:  # sizes that stand in the values may have been wrong, too
+                    parts = Parts(*self._context.decode.arrays(records, piece.stop), [])
+        return parts
 
     def _decode_piece(self, piece: Piece, records: Records, parts: Parts) -> bool:
         """Decode a piece into its rows; False: its bytes changed meanwhile."""

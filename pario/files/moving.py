@@ -64,7 +64,8 @@ def change_folder(listener: Listener, call: tuple[int, ...], fd: int) -> None:
         _tell(thread, signal.SIGKILL)
         raise Gone from None
     finally:
-        _detach(thread)
+        with suppress(OSError):  # gone, or not stopped: then it ends with the supervisor's next look at it
+            _ptrace(_DETACH, thread)
         for number in signals:
             _tell(thread, number)
 
@@ -133,11 +134,6 @@ def _set_registers(thread: int, values: list[int]) -> None:
     room = ctypes.create_string_buffer(struct.pack(f"{len(values)}Q", *values))
     where = Iovec(ctypes.addressof(room), 8 * len(values))
     _ptrace(_SET, thread, _STATUS, ctypes.addressof(where))
-
-
-def _detach(thread: int) -> None:
-    with suppress(OSError):  # gone, or not stopped: then it ends with the supervisor's next look at it
-        _ptrace(_DETACH, thread)
 
 
 def _tell(thread: int, number: int) -> None:

@@ -74,9 +74,7 @@ def merge_runs(begins, nbytes, order, align, unit, gap, percent, runs, starts):
         else:
             memory = 0
             if run_stop >= 0:
-                runs[count, 0] = run_first
-                runs[count, 1] = run_stop
-                runs[count, 2] = at
+                runs[count, 0], runs[count, 1], runs[count, 2] = run_first, run_stop, at
                 count += 1
                 memory = at + run_stop - run_first
             run_first = first
@@ -84,11 +82,8 @@ def merge_runs(begins, nbytes, order, align, unit, gap, percent, runs, starts):
             at = memory + (first - memory) % unit
         starts[j] = at + begins[j] - run_first
     if run_stop >= 0:
-        runs[count, 0] = run_first
-        runs[count, 1] = run_stop
-        runs[count, 2] = at
-        count += 1
-        return count, at + run_stop - run_first
+        runs[count, 0], runs[count, 1], runs[count, 2] = run_first, run_stop, at
+        return count + 1, at + run_stop - run_first
     return 0, 0
 
 

@@ -27,7 +27,7 @@ from pario.loader.meeting import Meeting
 from pario.loader.state import ends_of, identify
 from pario.locate.base import Stretch
 from pario.machine import Share
-from pario.plan.budget import Budget, Costs
+from pario.plan.budget import Costs
 from pario.plan.epoch import records_per_block
 from pario.plan.mixture import Mixture
 from pario.plan.seats import Seats
@@ -86,7 +86,7 @@ def build(life: Lifetime, given: Arguments, share: Share, stats: RankStats, meet
         raise world.raised_by_all(
             OptionError(
                 f"drop_last leaves no batch: {stream.n:,} records are fewer than one step of "
-                f"{_sized(given.batch_size)} on {_counted(given.seats)}",
+                f"{given.batch_size!r}{' records' * isinstance(given.batch_size, int)} on {_counted(given.seats)}",
                 path=reader.path,
             )
         )
@@ -164,10 +164,6 @@ def _settle(decoder: Decoder, reader: Reader, stream: Stream, seed: int) -> None
 
 def _counted(seats: Seats) -> str:
     return f"{seats.count} ranks" if seats.shared == 1 else f"{seats.count} groups of {seats.shared} ranks"
-
-
-def _sized(size: int | Budget) -> str:
-    return f"{size} records" if isinstance(size, int) else repr(size)
 
 
 def _plan(

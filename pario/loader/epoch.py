@@ -19,11 +19,15 @@ from pario.stats.rank import RankStats
 
 #: Another thread repays its context switches if the caller's time between two batches is this fraction of a step's.
 _OVERLAP = 0.25
-#: Several repay them without that if FIRST steps and more have each taken a thread longer than LONG_S seconds of its
-#: core. (One rank on two cores, everything in memory, two threads ÷ the caller alone, by its milliseconds a step:
-#: 3 KB records 0.07: 0.39, 0.15: 0.80, 0.58: 1.18, 2.0: 1.54; 197 KB 0.24: 0.87, 0.40: 1.10, 0.81: 1.13, 1.6: 1.01,
-#: 3.0: 0.97, where the memory is what limits; 100 bytes 0.14: 0.55, 1.2: 1.41.)
+#: Several repay them without that if the last FIRST times that steps were prepared have each taken a thread longer than
+#: LONG_S seconds of its core. (One rank on two cores, everything in memory, two threads ÷ the caller alone, by its
+#: milliseconds a step: 3 KB records 0.07: 0.39, 0.15: 0.80, 0.58: 1.18, 2.0: 1.54; 197 KB 0.24: 0.87, 0.40: 1.10, 0.81:
+#: 1.13, 1.6: 1.01, 3.0: 0.97, where the memory is what limits; 100 bytes 0.14: 0.55, 1.2: 1.41.)
 LONG_S, FIRST = 5e-4, 4
+#: As many short steps are prepared at once as take this long together. (Everything in memory, one core / one rank on
+#: two, ÷ one step at a time: 3 KB in batches of 256 with 1 ms 1.25 / 1.54, this 1.31 / 1.85, 4 ms 1.25 / 2.06; 100
+#: bytes in batches of 1,024 on two cores 1.22, 1.46, 1.59.)
+AT_ONCE_S = 2e-3
 
 
 class Epoch(Iterator[Batch]):
@@ -62,13 +66,16 @@ class Epoch(Iterator[Batch]):
         self._at_end = complete
         # The caller's seconds between its last two batches, and between the two before. At the start one is enough.
         self._away = math.inf, math.inf
-        # Seconds that preparing the last step took, and the shortest one a thread of its core.
-        self._took, self._shortest = 0.0, math.inf
+        # Seconds that preparing the last step took, and those of its core the last few times, whatever the steps.
+        self._took = 0.0
+        self._computing: deque[float] = deque([0.0], FIRST)
+        self._at_once = 1  # steps that are prepared at once
+        self._ready: deque[Parts] = deque()
         self._step = 0
         self._ended = threading.Event()
         self._complete = False
         self._taking = threading.Lock()
-        self._under_way: deque[Future[Parts]] = deque()
+        self._under_way: deque[Future[list[Parts]]] = deque()
         self._submitted = 0
         self._handed_out = self._computed = 0.0
 
@@ -101,13 +108,13 @@ class Epoch(Iterator[Batch]):
             self._at_end()
             raise StopIteration
         try:
-            if self._ahead is None or not (self._under_way or self._overlaps(self._ahead)):
-                check = self._lifetime.check
-                check()
-                parts = self._prepare(step, check)
-            else:
-                parts = self._next_ahead(self._ahead)
-            batch = self._decode.batch(parts, step, self._epoch)
+            self._lifetime.check()
+            if not self._ready:
+                if self._ahead is None or not (self._under_way or self._overlaps(self._ahead)):
+                    self._ready += self._prepare(step, self._lifetime.check, min(self._at_once, self._steps - step))
+                else:
+                    self._ready += self._next_ahead(self._ahead)
+            batch = self._decode.batch(self._ready.popleft(), step, self._epoch)
         except BaseException as e:
             self._lifetime.abandon(e)
             raise
@@ -121,33 +128,36 @@ class Epoch(Iterator[Batch]):
 
     def _overlaps(self, ahead: Ahead) -> bool:
         """True if other threads would gain time. (A single late caller may just have lost its core for a moment.)"""
-        long = ahead.least > 1 and self._step >= FIRST and self._shortest > LONG_S
+        long = ahead.least > 1 and min(self._computing) > LONG_S
         return ahead.eager or long or min(self._away) > _OVERLAP * self._took > 0
 
-    def _prepare(self, step: int, check: Callable[[], None]) -> Parts:
+    def _prepare(self, step: int, check: Callable[[], None], steps: int) -> list[Parts]:
         begin, computed = time.perf_counter(), time.thread_time()
-        parts = self._source.prepare(step, check)
-        self._took, self._shortest = time.perf_counter() - begin, min(self._shortest, time.thread_time() - computed)
+        parts = self._source.prepare(step, check, steps)
+        self._took = (time.perf_counter() - begin) / steps
+        self._computing.append(time.thread_time() - computed)
+        # Step by step: one that took long may have lost its core for a moment.
+        wanted = min(int(AT_ONCE_S / max(self._took, 1e-9)), self._source.most_steps)
+        self._at_once = max(1, steps // 2, min(wanted, 2 * steps))
         return parts
 
-    def _next_ahead(self, ahead: Ahead) -> Parts:
-        ready = self._under_way[0] if self._under_way and self._under_way[0].done() else None
-        if ready is not None:
-            self._lifetime.check()
-            self._under_way.popleft()
+    def _next_ahead(self, ahead: Ahead) -> list[Parts]:
+        ready = self._under_way.popleft() if self._under_way and self._under_way[0].done() else None
         self._submit(ahead)
         return self._awaited() if ready is None else ready.result()
 
     def _submit(self, ahead: Ahead) -> None:
         """Let other threads prepare what is missing ahead of this step."""
         self._submitted = max(self._submitted, self._step)
-        last = min(self._steps, self._step + 1 + ahead.steps) if self._overlaps(ahead) else self._submitted
+        beyond = max(ahead.steps, ahead.least * self._at_once)  # all threads have work
+        last = min(self._steps, self._step + 1 + beyond) if self._overlaps(ahead) else self._submitted
         while self._submitted < last:
-            self._under_way.append(ahead.submit(self._prepare, self._submitted, self._check_ahead))
-            self._submitted += 1
+            steps = min(self._at_once, self._steps - self._submitted)
+            self._under_way.append(ahead.submit(self._prepare, self._submitted, self._check_ahead, steps))
+            self._submitted += steps
 
-    def _awaited(self) -> Parts:
-        """The next batch in preparation, when it is there."""
+    def _awaited(self) -> list[Parts]:
+        """What is in preparation next, when it is there."""
         future = self._under_way[0]  # it stays in the queue, so that end() wakes it
         while True:
             self._lifetime.check()

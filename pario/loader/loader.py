@@ -188,7 +188,7 @@ class Loader(Generic[B]):
 
     def __len__(self) -> int:
         """Number of batches per epoch, the same on every rank; after `load_state_dict`, in the rest of the epoch."""
-        return self._progress.steps
+        return self._progress.steps()
 
     def __iter__(self) -> Iterator[B]:
         """Start the next epoch, or the rest of the epoch of a loaded state. Collective over `comm`.
@@ -231,7 +231,7 @@ class Loader(Generic[B]):
     @property
     def batches(self) -> int:
         """Number of batches of the whole epoch that runs, or else of the next one, also after `load_state_dict`."""
-        return self._progress.whole_steps
+        return self._progress.steps(whole=True)
 
     @property
     def records(self) -> int:

@@ -120,16 +120,12 @@ class Meeting:
             ways[node] = max(theirs, ways.get(node, theirs))
         return ways
 
-    def own_report(self) -> Report:
-        """What this rank did so far."""
+    def report(self, all_ranks: bool) -> Report:
+        """What this rank did so far; or all ranks, which is collective."""
         from pario.stats.report import Report
 
-        return Report(self._path, [self.so_far()], of=self._world.size)
-
-    def report(self) -> Report:
-        """What each rank did so far. Collective."""
-        from pario.stats.report import Report
-
+        if not all_ranks:
+            return Report(self._path, [self.so_far()], of=self._world.size)
         self.meet("report")
         everyones = self._world.allgather(list(vars(self.so_far()).values()))
         return Report(self._path, [RankStats(*numbers) for numbers in everyones])

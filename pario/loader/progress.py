@@ -56,16 +56,10 @@ class Progress:
     def next(self) -> tuple[int, int]:
         return (self.epoch + 1, 0) if self._is_left else (self.epoch, self._begin_at)
 
-    @property
-    def steps(self) -> int:
-        """Steps of the current loop, or of the next one between two loops."""
+    def steps(self, whole: bool = False) -> int:
+        """Steps of the current loop, or of the next one between two loops; or of its whole epoch."""
         epoch, begin_at = self.next
-        return self._context.stream.steps(begin_at, epoch)
-
-    @property
-    def whole_steps(self) -> int:
-        """Steps of the whole current epoch, or of the next one between two loops."""
-        return self._context.stream.steps(0, self.next[0])
+        return self._context.stream.steps(0 if whole else begin_at, epoch)
 
     def state(self) -> LoaderState:
         stream = self._context.stream
@@ -109,10 +103,8 @@ class Progress:
     def report(self, all_ranks: bool) -> Report:
         """Of this rank; or of all ranks, which is collective, and an error ends the loader."""
         self._life.check_open()
-        if not all_ranks and self._context.world.size > 1:
-            return self._meeting.own_report()
         with abandoning(self._life):
-            return self._meeting.report()
+            return self._meeting.report(all_ranks or self._context.world.size == 1)
 
     def begin(self) -> Loop:
         """Start the next loop. Collective; an error ends the loader."""

@@ -113,7 +113,6 @@ class PerRankSource(Source):
     def __init__(self, context: Context, work: Work, plain: PlainLmdb) -> None:
         super().__init__(context, work)
         schedule, index = work.schedule, context.reader.index
-        self._schedule = schedule
         self._source = plain
         self._order = work.order
         self._index = index
@@ -130,7 +129,7 @@ class PerRankSource(Source):
         context.decode.held.held_bytes = context.options.held_bytes
         context.stats.reader = False
 
-    def pieces(self, step: int) -> list[Piece]:
+    def pieces(self, step: int, steps: int = 1) -> list[Piece]:
         return [Piece(step, 0, 0, self._schedule.rows(step, self._seats.mine), True)]
 
     def take(self, piece: Piece, check: Callable[[], None]) -> Records:
