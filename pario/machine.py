@@ -104,15 +104,21 @@ def is_rotating(device: int) -> bool | None:
     return None
 
 
+#: No processor has more of its last cache for a core: a virtual machine that shows more shares it with machines that it
+#: does not see. (Two cores with "300 MB", which hold no batches of 13 MB: past the caches 1.2 times as fast on 1, 2 and
+#: 4 ranks, also for loops that read each batch once.)
+_CACHE_OF_CORE = 16 << 20
+
+
 @cache
 def last_cache_bytes() -> int | None:
-    """Size of the largest cache of this node's processors; None if it is unknown."""
+    """Size of the largest cache of this node's processors, at most what its cores can have; None if it is unknown."""
     sizes = []
     for number in range(8):
         for line in _lines(f"/sys/devices/system/cpu/cpu0/cache/index{number}/size"):
             if line.endswith("K") and line[:-1].isdigit():
                 sizes.append(int(line[:-1]) << 10)
-    return max(sizes, default=None)
+    return min(max(sizes), (os.cpu_count() or 1) * _CACHE_OF_CORE) if sizes else None
 
 
 def _cached_bytes(lines: list[str]) -> int:

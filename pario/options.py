@@ -150,7 +150,8 @@ class Options:
             the cores that they share.
         held_bytes: memory of batch arrays in use at once, including those that the user still refers to. Batches that
             are prepared ahead out of the node's memory may take as much memory again as the node's ring. Small batches
-            that follow each other share blocks of up to an eighth of this: to keep one of them is to keep its block.
+            that a loop takes quickly are made up to eight at once, in one block of memory that lives as long as any of
+            them.
         max_bad: with on_error="skip" or "substitute": the most records that the decoder cannot read, per rank and
             loader; one more raises DecodeError on all ranks. None: no limit.
 

@@ -191,7 +191,9 @@ def test_resume_after_every_batch(fixed, shuffle, drop_last):
             loader.load_state_dict(states[done])
             rest = []
             while loader.epoch < 2:
-                rest += [(b.epoch, b.ids.tolist()) for b in loader]
+                loop = [(b.epoch, b.ids.tolist()) for b in loader]
+                assert loop  # also after the last batch of an epoch
+                rest += loop
             assert rest == whole[done + 1 :], f"after batch {done}"
 
 

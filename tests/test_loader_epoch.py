@@ -12,7 +12,8 @@ import pytest
 
 import pario
 from pario.decode import Raw
-from pario.loader.epoch import FIRST
+from pario.errors import ParioError
+from pario.loader.epoch import FIRST, Epoch
 from pario.options import KNOBS, Turns
 from pario.tune.knobs import Knob
 
@@ -103,7 +104,7 @@ def test_short_steps_are_prepared_at_once(
     with own(path) as loader:
         epoch, asked = iter(loader)._epoch, []
         source, prepare = epoch._source, epoch._source.prepare
-        assert source.most_steps > 12
+        assert source.most_steps == 8
         source.most_steps = most
 
         def noting(step, check, steps):
@@ -117,8 +118,11 @@ def test_short_steps_are_prepared_at_once(
     assert [batch.step for batch in kept] == list(range(12))
     for batch in kept:
         right(batch)
-    expected = {1: [1] * 12, 3: [1, 2, 3, 3, 3], 99: [1, 2, 4, 5]}
-    assert asked == expected[most if at_once_s else 1]
+    expected = {1: [1] * 12, 3: [1, 1, 2, 3, 3, 2], 99: [1, 1, 2, 4, 4]}
+    if not eager:
+        assert asked == expected[most if at_once_s else 1]
+    assert (max(asked) > 1) == (most > 1 and at_once_s > 0)
+    assert max(asked) <= most
 
 
 def test_steps_that_take_long_are_prepared_one_by_one_again(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,13 +133,45 @@ def test_steps_that_take_long_are_prepared_one_by_one_again(path: str, monkeypat
 
         def noting(step, check, steps):
             asked.append(steps)
-            monkeypatch.setattr("pario.loader.epoch.AT_ONCE_S", 60.0 if len(asked) < 4 else 0.0)
+            monkeypatch.setattr("pario.loader.epoch.AT_ONCE_S", 60.0 if len(asked) < 5 else 0.0)
             return prepare(step, check, steps)
 
         monkeypatch.setattr(epoch._source, "prepare", noting)
         for batch in epoch:
             right(batch)
-    assert asked == [1, 2, 4, 8, 4, 2, *[1] * 27]
+    assert asked == [1, 1, 2, 4, 8, 4, 2, *[1] * 26]
+
+
+def test_for_a_caller_that_is_slower_steps_are_prepared_one_by_one(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pario.loader.epoch.AT_ONCE_S", 60.0)
+    with own(path) as loader:
+        epoch = iter(loader)._epoch
+        for batch in epoch:
+            right(batch)
+            assert epoch._at_once == 1
+            epoch._handed_out -= 60  # so long ago
+
+
+def forever(loader: pario.Loader, epoch: Epoch) -> None:
+    while True:
+        for batch in epoch:
+            right(batch)
+        epoch = iter(loader)._epoch
+
+
+def test_another_thread_closes_the_loader(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whenever that is, the one that takes batches hears of it."""
+    monkeypatch.setattr("pario.loader.epoch.AT_ONCE_S", 2e-3)
+    for eager in [True, False] * 10:
+        with own(path, 1) as loader:
+            epoch = iter(loader)._epoch
+            epoch._ahead = replace(epoch._ahead, eager=eager)
+            right(next(epoch))
+            closing = threading.Timer(1e-3, loader.close)
+            closing.start()
+            with pytest.raises(ParioError, match=r"closed|ended|left"):
+                forever(loader, epoch)
+            closing.join(10)
 
 
 @pytest.mark.parametrize(("long_s", "least", "others"), [(0.0, 2, True), (60.0, 2, False), (0.0, 1, False)])

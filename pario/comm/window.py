@@ -317,4 +317,3 @@ class Ring:
             self._world.check_alive(lambda node_rank: bool(self._left[node_rank]))
         except DeadRankError as error:
             raise spread(self._world, error) from None
-

@@ -65,7 +65,7 @@ def open_served(
         memory = share_memory(_attached(grid, told) if world.is_leader else None, ServedTier, grid, world)
         tiers = [memory] if memory is not None else []
         stage = Stage([*tiers], memory, None, [snapshot], options, identity, grid, everywhere=True)
-        peers = asking.peers_told(told, identity, grid, count=lambda nbytes: stage.count_peers(came=nbytes))
+        peers = asking.peers_told(told, identity, grid, count=lambda nbytes: stage.count_peers(peer_bytes=nbytes))
         if memory is not None:
             memory.ask_by(lambda chunk: _brought(peers, chunk, grid), told.budget)
         file.read_through(stage.through)

@@ -102,9 +102,9 @@ class Stage:
             self.stats.count_store(reads, nbytes)
 
     def count_peers(self, **what: int) -> None:
-        """See `RankStats.count_peers`. Any thread."""
+        """See `RankStats.add`. Any thread."""
         if self.stats is not None:
-            self.stats.count_peers(**what)
+            self.stats.add(**what)
 
     def through(self, store: Fetcher) -> StagedFetcher:
         """A fetcher that asks the tiers before the store."""
@@ -166,7 +166,7 @@ class Stage:
             serves=world.is_leader,
             identity=self.identity,
             grid=grid,
-            count=lambda nbytes: self.count_peers(came=nbytes),
+            count=lambda nbytes: self.count_peers(peer_bytes=nbytes),
         )
         keeps = kept_chunks(placement, world.node, worth, rooms[world.node])
         # The other ranks of a node leave its chunks to the first one.
@@ -190,7 +190,7 @@ class Stage:
                 secret,
                 threads=self.options.usual_inflight,
                 clients=world.size,
-                count=lambda nbytes: self.count_peers(served=nbytes),
+                count=lambda nbytes: self.count_peers(served_bytes=nbytes),
             )
         except (OSError, ParioError) as e:
             _log.warning("node %d keeps nothing for other nodes: %s", world.node, e)

@@ -93,7 +93,7 @@ class Decoder(ABC):
     Decoders can be pickled, and hold no state except their options and what they have learnt.
     """
 
-    #: True: several threads decode a batch record by record. False: one call decodes the batch.
+    #: True: several threads decode a batch record by record. False: one call decodes the batch, or several of them.
     parallel: bool = False
 
     #: True: decoding moves bytes and changes none, so that memory is what it waits for. Of a decoder that has learnt.

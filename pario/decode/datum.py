@@ -144,7 +144,7 @@ class Datum(Decoder):
 
     @property
     def parallel(self) -> bool:  # type: ignore[override]
-        """Encoded images are decoded by several threads; anything else by one kernel call per batch."""
+        """Encoded images are decoded by several threads; anything else by one kernel call for a batch or several."""
         return self._spec is not None and self._spec.source == "encoded"
 
     def _settle(self, spec: DatumSpec) -> None:

@@ -260,7 +260,7 @@ class RingWriter:
     def _check(self, group: Group, data: np.ndarray) -> None:
         t0 = time.perf_counter()
         self._checked.records(Records(group.ids, data, group.reads.record_starts, group.nbytes), group.offsets)
-        self.stats.count_check(time.perf_counter() - t0)
+        self.stats.add(check=time.perf_counter() - t0)
 
     def _lose(self, group: Group, error: BaseException) -> None:
         """The group could not be read."""

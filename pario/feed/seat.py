@@ -44,6 +44,9 @@ _PLANNED = 16_384
 #: Bytes that are read into scratch memory and decoded at once, so that they stay in a core's cache meanwhile.
 _UNIT_BYTES = 1 << 20
 
+#: Steps that are prepared at once, at most: a batch that is kept keeps the memory of all of them.
+_AT_ONCE = 8
+
 #: After this many seconds of waiting rank 0 says why: in "global" order that may take most of a first epoch.
 _SAY_S = 20.0
 _NOTHING = np.empty(0, np.uint8)
@@ -131,11 +134,12 @@ class Seat(Source):
         batch_bytes = self._batch_bytes
         if batch_bytes is None or 4 * batch_bytes > options.held_bytes:
             return None
+        block_bytes = batch_bytes * 9 // 8 + 2 * PAGE
         if self._decoder.by_rows:
             room = min(options.held_bytes // 8, cached_bytes() // context.world.node_size)
-            self.most_steps = max(1, room // max(1, batch_bytes))
-            # Steps of one block that the caller does not hold, or not yet, do not count against its limit.
-            self._held.held_bytes += 3 * self.most_steps * batch_bytes
+            self.most_steps = max(1, min(_AT_ONCE, room // block_bytes))
+            # Batches of the caller's block, and of the one before and behind it, do not count against its limit.
+            self._held.held_bytes += 3 * self.most_steps * block_bytes
         # If ranks share cores, another thread would only take turns with this one.
         if share.crowded:
             return None
@@ -148,12 +152,12 @@ class Seat(Source):
         least = min(most, share.threads, options.usual_inflight)
         # Batches prepared ahead do not count against the caller's limit: the same script must work when the file is
         # cold.
-        self._held.held_bytes += most * (batch_bytes * 9 // 8 + 2 * PAGE)
+        self._held.held_bytes += (most + least * self.most_steps) * block_bytes
         return Ahead(preparer.call, knob, eager=False, least=least, most=most)
 
     @property
     def _batch_bytes(self) -> int | None:
-        """The most memory of a full batch's arrays; None if records are packed and their sizes are still unknown."""
+        """The most memory of a full batch, arrays and ids; None if records are packed, and their sizes still unknown."""
         largest: int | None = 0
         if not self._decoder.by_rows:
             chosen = self._context.stream.chosen
@@ -163,7 +167,7 @@ class Seat(Source):
             return None
         rest = np.zeros(self._schedule.batch_size * self.width, np.int64)
         shapes = self._decoder.shapes(Records(rest, _NOTHING, rest, rest + largest))
-        return sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes.values())
+        return rest.nbytes + sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes.values())
 
     # -- which records -------------------------------------------------------------------------------------------------
 

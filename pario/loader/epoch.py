@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, TimeoutError, wait
+from concurrent.futures import CancelledError, Future, TimeoutError, wait
 from contextlib import suppress
 
 from pario.errors import ClosedError, ParioError
@@ -24,9 +24,9 @@ _OVERLAP = 0.25
 #: milliseconds a step: 3 KB records 0.07: 0.39, 0.15: 0.80, 0.58: 1.18, 2.0: 1.54; 197 KB 0.24: 0.87, 0.40: 1.10, 0.81:
 #: 1.13, 1.6: 1.01, 3.0: 0.97, where the memory is what limits; 100 bytes 0.14: 0.55, 1.2: 1.41.)
 LONG_S, FIRST = 5e-4, 4
-#: As many short steps are prepared at once as take this long together. (Everything in memory, one core / one rank on
-#: two, ÷ one step at a time: 3 KB in batches of 256 with 1 ms 1.25 / 1.54, this 1.31 / 1.85, 4 ms 1.25 / 2.06; 100
-#: bytes in batches of 1,024 on two cores 1.22, 1.46, 1.59.)
+#: For a caller that asks faster than steps are prepared, as many are prepared at once as take this long together.
+#: (Everything in memory, one core / one rank on two, ÷ one step at a time: 3 KB in batches of 256 with 1 ms 1.25 /
+#: 1.54, this 1.31 / 1.85, 4 ms 1.25 / 2.06; 100 bytes in batches of 1,024 on two cores 1.22, 1.46, 1.59.)
 AT_ONCE_S = 2e-3
 
 
@@ -116,6 +116,8 @@ class Epoch(Iterator[Batch]):
                     self._ready += self._next_ahead(self._ahead)
             batch = self._decode.batch(self._ready.popleft(), step, self._epoch)
         except BaseException as e:
+            if isinstance(e, CancelledError) and self._ended.is_set():
+                raise ClosedError("another thread has ended this loop") from None
             self._lifetime.abandon(e)
             raise
         self._step = step + 1
@@ -137,8 +139,8 @@ class Epoch(Iterator[Batch]):
         self._took = (time.perf_counter() - begin) / steps
         self._computing.append(time.thread_time() - computed)
         # Step by step: one that took long may have lost its core for a moment.
-        wanted = min(int(AT_ONCE_S / max(self._took, 1e-9)), self._source.most_steps)
-        self._at_once = max(1, steps // 2, min(wanted, 2 * steps))
+        wanted = int(AT_ONCE_S / max(self._took, 1e-9)) if min(self._away) < self._took else 1
+        self._at_once = max(1, steps // 2, min(wanted, 2 * steps, self._source.most_steps))
         return parts
 
     def _next_ahead(self, ahead: Ahead) -> list[Parts]:
@@ -183,7 +185,10 @@ class Epoch(Iterator[Batch]):
             # Repeatedly: a thread may have tested `_ended` just before, and fall asleep just after a wake.
             self._source.wake()
             wait(not_done, timeout=0.01)
-        self._under_way.clear()
+        if self._taking.acquire(blocking=False):  # else the thread that takes a batch still looks at them
+            self._under_way.clear()
+            self._ready.clear()
+            self._taking.release()
 
 
 class Loop(Iterator[Batch]):

@@ -266,7 +266,7 @@ class Loader(Generic[B]):
         loaded, progress = LoaderState.from_dict(state), self._progress
         loaded.check(progress.state())
         progress.go_to(loaded.epoch, loaded.position)
-        if progress.steps == 0:  # taken after the last batch of its epoch
+        if progress.steps() == 0:  # taken after the last batch of its epoch
             progress.go_to(loaded.epoch + 1)
 
     def stats(self) -> dict[str, Any]:

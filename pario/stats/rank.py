@@ -81,9 +81,13 @@ class RankStats:
 
     def count_store(self, reads: int, nbytes: int) -> None:
         """Count them in any case. Any thread may call this."""
+        self.add(reads=reads, bytes_read=nbytes)
+
+    def add(self, **counted: float) -> None:
+        """To these counters. Any thread may call this."""
         with _COUNTING:
-            self.reads += reads
-            self.bytes_read += nbytes
+            for name, more in counted.items():
+                setattr(self, name, getattr(self, name) + more)
 
     # Not fields: the reads under way, and up to when `read` counts them.
     _under_way = 0
@@ -107,23 +111,9 @@ class RankStats:
             self.reading += seconds
             self._counted_to = now
 
-    def count_check(self, seconds: float) -> None:
-        """Any thread may call this."""
-        with _COUNTING:
-            self.check += seconds
-
-    def count_peers(self, came: int = 0, served: int = 0) -> None:
-        """Count bytes that came from other nodes, and that were sent to them. Any thread may call this."""
-        with _COUNTING:
-            self.peer_bytes += came
-            self.served_bytes += served
-
     def count_unpacked(self, seconds: float, packed: int, unpacked: int) -> None:
         """Count bytes of values that were unpacked, before and after. Any thread may call this."""
-        with _COUNTING:
-            self.unpack += seconds
-            self.packed_bytes += packed
-            self.unpacked_bytes += unpacked
+        self.add(unpack=seconds, packed_bytes=packed, unpacked_bytes=unpacked)
 
     def slot_filled(self, slot: int, group: int, begin: float, nbytes: int) -> None:
         """A group has come into this slot of the ring, since `begin`. Only a trace keeps it (trace.py)."""
