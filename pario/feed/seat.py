@@ -157,7 +157,7 @@ class Seat(Source):
 
     @property
     def _batch_bytes(self) -> int | None:
-        """The most memory of a full batch, arrays and ids; None if records are packed, and their sizes still unknown."""
+        """The most memory of a full batch, arrays and ids; None where records are packed, of sizes still unknown."""
         largest: int | None = 0
         if not self._decoder.by_rows:
             chosen = self._context.stream.chosen
