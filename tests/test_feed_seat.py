@@ -323,6 +323,23 @@ def test_a_chunk_that_is_given_back_while_it_is_decoded(path, shape) -> None:
         assert source.close(10)
 
 
+@pytest.mark.parametrize("shuffle", [False, "global", "block"])
+def test_many_small_steps(tmp_path: Path, shuffle: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are planned in several groups, and prepared up to eight at once, also across two groups."""
+    count, epochs = 40_000, {}
+    path = written(tmp_path / "x.lmdb", lambda i: i.to_bytes(8, "little"), count)
+    for at_once_s in (0.0, 60.0):
+        monkeypatch.setattr("pario.loader.epoch.AT_ONCE_S", at_once_s)
+        with seated("tier", path, 100, Raw("i8"), shuffle=shuffle) as loader:
+            list(loader)
+            filled(loader)
+            batches = [(batch.ids.tolist(), batch["data"].reshape(-1).tolist()) for batch in loader]
+        assert all(ids == values for ids, values in batches)
+        assert sorted(i for ids, _ in batches for i in ids) == list(range(count))
+        epochs[at_once_s] = batches
+    assert epochs[0.0] == epochs[60.0]
+
+
 @pytest.mark.parametrize("batch_size", [8, pario.Budget(tokens=20, cost=np.arange(N) % 7 + 1)], ids=["even", "uneven"])
 @pytest.mark.parametrize("shuffle", [False, "global", "block"])
 def test_steps_that_are_prepared_at_once_are_the_same(form, path, shuffle, batch_size) -> None:

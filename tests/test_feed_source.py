@@ -20,7 +20,7 @@ class Told(Source):
 
     def __init__(self, again: int = -1, width: int = 1) -> None:
         self.calls: list[tuple[str, int]] = []
-        self._again = again
+        self._again, self.made = again, 0
         decode = SimpleNamespace(arrays=self._arrays, decode=self._decode)
         context: Any = SimpleNamespace(
             decode=decode,
@@ -34,6 +34,7 @@ class Told(Source):
         super().__init__(context, work)
 
     def _arrays(self, records: Records, rows: int) -> Any:
+        self.made += 1
         return {"n": np.full(rows, -1)}, np.full(rows, -1)
 
     def _decode(self, records: Records, arrays: Any, draw: Any) -> list[Any]:
@@ -70,6 +71,18 @@ def test_pieces_become_one_batch(again: int, width: int) -> None:
     assert parts.failures == [(1, f"record {expected[1]}"), (5, f"record {expected[5]}")]
     wanted = [(what, k) for k in range(3) for _ in range(1 + (k == again)) for what in ("take", "release")]
     assert source.calls == wanted
+
+
+def test_what_is_taken_again_may_have_other_sizes() -> None:
+    """So it gets arrays of its own, where a step is one piece; parts of steps have rows of a known size."""
+    source = Told(again=0)
+    source.pieces = lambda step, steps=1: [Piece(step, 0, 0, 9, True)]  # type: ignore[method-assign]
+    (parts,) = source.prepare(1, lambda: None)
+    assert source.made == 2
+    assert parts.ids.tolist() == list(range(100, 109))
+    source = Told(again=0)
+    source.prepare(1, lambda: None)
+    assert source.made == 1
 
 
 def test_several_steps_are_prepared_at_once() -> None:

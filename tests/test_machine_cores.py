@@ -1,4 +1,4 @@
-"""Threads of decoders: as many as this rank's fair part of the node's cores."""
+"""Threads of decoders: as many as this rank's fair part of the node's cores; and the cores' cache."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from pario.machine import allowed_cores, fair_threads
+from pario.machine import allowed_cores, fair_threads, last_cache_bytes
 
 
 @pytest.mark.parametrize(
@@ -27,3 +27,9 @@ def test_a_fair_part(everyones, threads) -> None:
 
 def test_cores_of_this_process() -> None:
     assert len(allowed_cores()) == len(os.sched_getaffinity(0))
+
+
+def test_a_cache_is_no_larger_than_its_cores_can_have() -> None:
+    """A virtual machine may show all that of its host."""
+    nbytes = last_cache_bytes()
+    assert nbytes is None or 0 < nbytes <= (os.cpu_count() or 1) << 24
