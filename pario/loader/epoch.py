@@ -19,11 +19,11 @@ from pario.stats.rank import RankStats
 
 #: Another thread repays its context switches if the caller's time between two batches is this fraction of a step's.
 _OVERLAP = 0.25
-#: Several repay them without that if the last FIRST times that steps were prepared have each taken a thread longer than
-#: LONG_S seconds of its core. (One rank on two cores, everything in memory, two threads ÷ the caller alone, by its
-#: milliseconds a step: 3 KB records 0.07: 0.39, 0.15: 0.80, 0.58: 1.18, 2.0: 1.54; 197 KB 0.24: 0.87, 0.40: 1.10, 0.81:
-#: 1.13, 1.6: 1.01, 3.0: 0.97, where the memory is what limits; 100 bytes 0.14: 0.55, 1.2: 1.41.)
-LONG_S, FIRST = 5e-4, 4
+#: Several repay them without that if the last times that steps were prepared, FIRST to _LAST of them, have each taken a
+#: thread longer than LONG_S seconds of its core. (One rank on two cores, everything in memory, two threads ÷ the caller
+#: alone, by its milliseconds a step: 3 KB records 0.07: 0.39, 0.15: 0.80, 0.58: 1.18, 2.0: 1.54; 197 KB 0.24: 0.87,
+#: 0.40: 1.10, 0.81: 1.13, 1.6: 1.01, 3.0: 0.97, where the memory is what limits; 100 bytes 0.14: 0.55, 1.2: 1.41.)
+LONG_S, FIRST, _LAST = 5e-4, 4, 16
 #: For a caller that asks faster than steps are prepared, as many are prepared at once as take this long together.
 #: (Everything in memory, one core / one rank on two, ÷ one step at a time: 3 KB in batches of 256 with 1 ms 1.25 /
 #: 1.54, this 1.31 / 1.85, 4 ms 1.25 / 2.06; 100 bytes in batches of 1,024 on two cores 1.22, 1.46, 1.59.)
@@ -66,17 +66,16 @@ class Epoch(Iterator[Batch]):
         self._at_end = complete
         # The caller's seconds between its last two batches, and between the two before. At the start one is enough.
         self._away = math.inf, math.inf
-        # Seconds that preparing the last step took, and those of its core the last few times, whatever the steps.
-        self._took = 0.0
-        self._computing: deque[float] = deque([0.0], FIRST)
-        self._at_once = 1  # steps that are prepared at once
+        # Seconds that preparing the last step took, and those of a thread's core the last times that as many were
+        # prepared as ever.
+        self._took, self._computing = 0.0, deque[float]()
+        self._at_once, self._most = 1, 0  # steps that are prepared at once, and the most that were
         self._ready: deque[Parts] = deque()
-        self._step = 0
         self._ended = threading.Event()
         self._complete = False
         self._taking = threading.Lock()
         self._under_way: deque[Future[list[Parts]]] = deque()
-        self._submitted = 0
+        self._step = self._submitted = 0
         self._handed_out = self._computed = 0.0
 
     def __next__(self) -> Batch:
@@ -130,13 +129,15 @@ class Epoch(Iterator[Batch]):
 
     def _overlaps(self, ahead: Ahead) -> bool:
         """True if other threads would gain time. (A single late caller may just have lost its core for a moment.)"""
-        long = ahead.least > 1 and min(self._computing) > LONG_S
+        long = ahead.least > 1 and len(self._computing) >= FIRST and min(self._computing) > LONG_S
         return ahead.eager or long or min(self._away) > _OVERLAP * self._took > 0
 
     def _prepare(self, step: int, check: Callable[[], None], steps: int) -> list[Parts]:
         begin, computed = time.perf_counter(), time.thread_time()
         parts = self._source.prepare(step, check, steps)
         self._took = (time.perf_counter() - begin) / steps
+        if steps > self._most:
+            self._most, self._computing = steps, deque(maxlen=_LAST)
         self._computing.append(time.thread_time() - computed)
         # Step by step: one that took long may have lost its core for a moment.
         wanted = int(AT_ONCE_S / max(self._took, 1e-9)) if min(self._away) < self._took else 1
