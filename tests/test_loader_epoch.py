@@ -113,7 +113,10 @@ def test_short_steps_are_prepared_at_once(
 
         monkeypatch.setattr(source, "prepare", noting)
         epoch._ahead = replace(epoch._ahead, submit=at_once, eager=True) if eager else None
-        kept = list(epoch)
+        kept = []
+        for batch in epoch:
+            kept.append(batch)
+            epoch._handed_out = time.perf_counter() + 1  # the caller asks at once
     assert [i for batch in kept for i in batch.ids.tolist()] == list(range(N))
     assert [batch.step for batch in kept] == list(range(12))
     for batch in kept:
@@ -139,6 +142,7 @@ def test_steps_that_take_long_are_prepared_one_by_one_again(path: str, monkeypat
         monkeypatch.setattr(epoch._source, "prepare", noting)
         for batch in epoch:
             right(batch)
+            epoch._handed_out = time.perf_counter() + 1  # the caller asks at once
     assert asked == [1, 1, 2, 4, 8, 4, 2, *[1] * 26]
 
 
@@ -152,25 +156,25 @@ def test_for_a_caller_that_is_slower_steps_are_prepared_one_by_one(path: str, mo
             epoch._handed_out -= 60  # so long ago
 
 
-def forever(loader: pario.Loader, epoch: Epoch) -> None:
-    while True:
-        for batch in epoch:
-            right(batch)
-        epoch = iter(loader)._epoch
+def taken_slowly(epoch: Epoch) -> None:
+    for batch in epoch:
+        right(batch)
+        time.sleep(1e-3)
 
 
-def test_another_thread_closes_the_loader(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("eager", [False, True])
+def test_another_thread_closes_the_loader(path: str, eager: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whenever that is, the one that takes batches hears of it."""
     monkeypatch.setattr("pario.loader.epoch.AT_ONCE_S", 2e-3)
-    for eager in [True, False] * 10:
+    for k in range(10):
         with own(path, 1) as loader:
             epoch = iter(loader)._epoch
             epoch._ahead = replace(epoch._ahead, eager=eager)
             right(next(epoch))
-            closing = threading.Timer(1e-3, loader.close)
+            closing = threading.Timer(k * 1e-3, loader.close)
             closing.start()
             with pytest.raises(ParioError, match=r"closed|ended|left"):
-                forever(loader, epoch)
+                taken_slowly(epoch)
             closing.join(10)
 
 
