@@ -32,7 +32,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(autouse=True)
-def one_by_one(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each step is prepared alone, but where a test is about that."""
     monkeypatch.setattr("pario.loader.epoch.AT_ONCE_S", 0.0)
 
@@ -176,6 +176,7 @@ def test_another_thread_closes_the_loader(path: str, eager: bool, monkeypatch: p
             with pytest.raises(ParioError, match=r"closed|ended|left"):
                 taken_slowly(epoch)
             closing.join(10)
+            assert not closing.is_alive()
 
 
 @pytest.mark.parametrize(("long_s", "least", "others"), [(0.0, 2, True), (60.0, 2, False), (0.0, 1, False)])

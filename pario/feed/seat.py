@@ -125,7 +125,8 @@ class Seat(Source):
     # -- preparing ahead -----------------------------------------------------------------------------------------------
 
     def _prepare_ahead(self, preparer: Workers) -> Ahead | None:
-        """How to prepare batches in as much memory as the node's ring has, beside what the caller holds."""
+        """How to prepare batches in as much memory as the node's ring has, beside what the caller holds; sets how many
+        steps may be prepared at once, and the memory for both."""
         context = self._context
         options, share, knob = context.options, context.share, context.decode.tuner.ahead
         self._held.held_bytes = options.held_bytes

@@ -104,7 +104,8 @@ class Ahead:
 
     submit : submit(function, *arguments) -> Future; calls the function in another thread
     depth : number of steps to prepare beyond the one that the caller waits for
-    least, most : what it is at least and at most, whatever the knob says; most None: `DecodeStep` finds out for how
+    least, most : what it is at least and at most, whatever the knob says (where several steps are prepared at once,
+        at least `least` times as many); most None: `DecodeStep` finds out for how
         many there is memory
     eager : False: prepare ahead only while the caller is busy between two batches, or where a step takes long. Else a
         caller that asks immediately is served by its own thread.

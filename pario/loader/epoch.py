@@ -66,8 +66,8 @@ class Epoch(Iterator[Batch]):
         self._at_end = complete
         # The caller's seconds between its last two batches, and between the two before. At the start one is enough.
         self._away = math.inf, math.inf
-        # Seconds that preparing the last step took, and those of a thread's core the last times that as many were
-        # prepared as ever.
+        # Seconds that preparing the last step took, and those of a thread's core the last times, since more were
+        # prepared at once than before.
         self._took, self._computing = 0.0, deque[float]()
         self._at_once, self._most = 1, 0  # steps that are prepared at once, and the most that were
         self._ready: deque[Parts] = deque()
