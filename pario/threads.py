@@ -126,6 +126,23 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
+class Condition(threading.Condition):
+    """`threading.Condition` that Ctrl-C may end at any moment by KeyboardInterrupt. Just after `wait` has released the
+    lock, Python's own would release it once more at the end of the `with`, and raise RuntimeError instead."""
+
+    def __exit__(self, *error: Any) -> None:
+        with suppress(RuntimeError):
+            super().__exit__(*error)
+
+
+class Call(Future[Any]):
+    """A `Future` with such a `Condition`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._condition = Condition()
+
+
 class AnyWorkers(ABC):
     """Runs units of work in threads: `Workers`, or one `Lane` of them."""
 
@@ -153,9 +170,9 @@ class AnyWorkers(ABC):
         Returns whether the threads ended within `limit_s` seconds.
         """
 
-    def call(self, function: Callable[..., Any], *arguments: Any, **more: Any) -> Future[Any]:
+    def call(self, function: Callable[..., Any], *arguments: Any, **more: Any) -> Call:
         """Call function(*arguments, **more) in a thread. After `close` the future is cancelled."""
-        future: Future[Any] = Future()
+        future = Call()
 
         def run() -> None:
             if self._cancelled:
@@ -196,13 +213,14 @@ class Workers(AnyWorkers):
         self._computes = computes
         self._most = most
         self._lanes = 0
-        self._granted: int | None = None
+        #: how many threads there were when the system refused another one, since the last `resize`; None if it has not
+        self.granted: int | None = None
         self._queue: queue.SimpleQueue[Unit | None] = queue.SimpleQueue()
         self._urgent: deque[Unit] = deque()
         self._lock = threading.RLock()  # the garbage collector may call `close` inside `put`
         self._threads: list[threading.Thread] = []
         self._under_way = 0  # units queued or running
-        self._ended = False
+        self.has_ended = False
 
     def put(self, *units: Unit, urgent: bool = False) -> bool:
         """Let threads run these units; False after `close`. A unit must not raise.
@@ -211,7 +229,7 @@ class Workers(AnyWorkers):
         Raises ParioError if not even one thread can be started.
         """
         with self._lock:
-            if self._ended:
+            if self.has_ended:
                 return False
             self._under_way += len(units)
             try:
@@ -250,9 +268,9 @@ class Workers(AnyWorkers):
     def resize(self, most: int) -> None:
         """From now on up to `most` threads. Surplus ones end when they have done the unit that they are at."""
         with self._lock:
-            if self._ended:
+            if self.has_ended:
                 return
-            self._most, self._granted = most, None
+            self._most, self.granted = most, None
             idle = max(0, len(self._threads) - most)
             self._under_way += idle
             for _ in range(idle):
@@ -262,9 +280,9 @@ class Workers(AnyWorkers):
 
     def close(self, limit_s: float = math.inf, cancel: bool = False) -> bool:
         with self._lock:
-            if not self._ended:
+            if not self.has_ended:
                 self._queue.put(None)
-            self._ended = True
+            self.has_ended = True
             self._cancelled = self._cancelled or cancel
             threads, self._threads = self._threads, []
         end = time.monotonic() + limit_s
@@ -273,16 +291,6 @@ class Workers(AnyWorkers):
                 continue
             thread.join(max(0.0, min(end - time.monotonic(), threading.TIMEOUT_MAX)))
         return not any(thread.is_alive() for thread in threads)
-
-    @property
-    def granted(self) -> int | None:
-        """How many threads there were when the system refused another one, since the last `resize`; None if it has
-        not."""
-        return self._granted
-
-    @property
-    def has_ended(self) -> bool:
-        return self._ended
 
     def _grow(self) -> None:
         """Start the threads that are missing."""
@@ -294,7 +302,7 @@ class Workers(AnyWorkers):
                 if not self._threads or self._lanes:  # one lane may wait for another one
                     raise
                 _warn(f"{len(self._threads)} of {self._most} threads named {self._name} do the work: {e}")
-                self._most = self._granted = len(self._threads)
+                self._most = self.granted = len(self._threads)
 
     def _work(self) -> None:
         if self._computes:
@@ -324,7 +332,7 @@ class Lane(AnyWorkers):
 
     def __init__(self, pool: Workers, most: int) -> None:
         self._pool, self._most = pool, most
-        self._free = threading.Condition()  # on a lock that may be taken twice: see `Workers`
+        self._free = Condition()  # on a lock that may be taken twice: see `Workers`
         self._units: deque[Unit] = deque()
         self._busy: dict[object, int] = {}  # each run of units -> its thread, 0 before one has it
         self._ended = False
@@ -385,7 +393,7 @@ class Lane(AnyWorkers):
 
     def forget(self) -> None:
         """In a process that was forked: the threads are its parent's, and one of them may have held the lock."""
-        self._free, self._busy, self._ended = threading.Condition(), {}, True
+        self._free, self._busy, self._ended = Condition(), {}, True
 
 
 def _nothing() -> None:

@@ -243,6 +243,12 @@ def test_a_rank_alone() -> None:
     text = str(Report("/x", [rank(1, share=6.4, decode=3)], of=4))
     assert "this rank alone, of 4: report(all_ranks=True)" in text
     assert "all_ranks" not in str(Report("/x", [rank(0)], of=1))
+
+
+def test_no_more_than_all_of_the_loops_was_reading() -> None:
+    """Where it went on between two of them."""
+    assert "120" not in (said := str(Report("/x", [reader(0, read=12)])))
+    assert "100.0%" in said
     assert Report("/x", [rank(1)], of=4).since(Report("/x", [rank(1)], of=4)).of == 4
 
 
@@ -275,18 +281,21 @@ def path(tmp_path_factory: pytest.TempPathFactory, values: list[bytes]) -> str:
 @pytest.mark.parametrize("batch_size", [1, 7, 64, 300])
 def test_bytes_are_counted(path: str, values: list[bytes], shuffle: bool | str, batch_size: int) -> None:
     """Also where a step has pieces, several groups, or is not full."""
+    begin = time.perf_counter()
     with pario.Loader(path, batch_size, shuffle=shuffle, options=SMALL) as loader:
         for epochs in (1, 2):
             for _batch in loader:
                 pass
             (mine,) = loader.report().ranks
+            passed = time.perf_counter() - begin
             assert mine.node_bytes == epochs * sum(map(len, values))
             assert mine.records == epochs * N
             assert mine.batches == epochs * len(loader)
             assert mine.bytes_read >= mine.node_bytes
             assert mine.reads > 0
             assert mine.reading > 0
-            assert 0 < mine.read <= mine.loop
+            assert 0 < mine.read <= passed  # of which some is ahead of the next loop, or of this one
+            assert mine.loop <= passed
             assert 0 <= mine.ready <= mine.groups * SMALL.slots
             assert mine.stalled <= mine.share <= mine.waiting <= mine.loop
             assert loader.stats()["node_bytes"] == mine.node_bytes

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import inspect
+import itertools
 import logging
 import os
 import subprocess
@@ -9,12 +12,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 import pytest
 
 from pario import threads
 from pario.errors import ParioError
-from pario.threads import Workers, start_thread
+from pario.threads import Call, Condition, Workers, start_thread
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -216,6 +221,44 @@ def test_ctrl_c_at_any_moment_leaves_a_lane_that_ends(monkeypatch: pytest.Monkey
     assert lane.call(pow, 2, 3).result(20) == 8
     assert lane.close(20)
     assert lane.load == 0
+
+
+def waits_for_a_call() -> None:
+    with pytest.raises(TimeoutError):
+        Call().result(1e-3)
+
+
+def waits_for_a_condition() -> None:
+    condition = Condition()
+    with condition:
+        assert not condition.wait(1e-3)
+
+
+@pytest.mark.parametrize("waits", [waits_for_a_call, waits_for_a_condition])
+def test_ctrl_c_at_any_moment_ends_a_wait_as_such(waits: Callable[[], None]) -> None:
+    """Before each line that Python's own modules run for it. (Of theirs, one line makes this a RuntimeError.)"""
+    files = {threading.__file__, inspect.getfile(concurrent.futures.Future)}
+    left = 0
+
+    def pressed(frame: FrameType, event: str, _value: object) -> Any:
+        nonlocal left
+        if event == "line" and frame.f_code.co_filename in files:
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+        return pressed
+
+    for line in itertools.count(1):
+        left, before = line, sys.gettrace()
+        sys.settrace(pressed)
+        try:
+            waits()
+        except KeyboardInterrupt:
+            continue
+        finally:
+            sys.settrace(before)
+        break
+    assert line > 10
 
 
 def test_a_lane_without_a_thread_is_an_error(granted, caplog: pytest.LogCaptureFixture) -> None:

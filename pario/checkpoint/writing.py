@@ -22,10 +22,9 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -36,7 +35,7 @@ from pario.checkpoint.store import Name, Writer
 from pario.checkpoint.varying import Shape, Varying
 from pario.comm.base import AnyWorld
 from pario.errors import CheckpointError, MissingError, ReadError
-from pario.threads import Workers
+from pario.threads import Call, Workers
 
 _log = logging.getLogger("pario")
 
@@ -247,7 +246,7 @@ class WriteThread:
             self._board.mine(attempts.MOVED, self._moved)
 
 
-def _all(calls: list[Future[Any]]) -> None:
+def _all(calls: list[Call]) -> None:
     """Wait for all; raises the first error."""
     wait(calls)
     for call in calls:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections.abc import Callable
 
@@ -14,6 +13,7 @@ from pario.feed.ring_writer import RingWriter
 from pario.feed.source import Ahead, Context, Piece, Source
 from pario.plan.stream import Work
 from pario.records import Records
+from pario.threads import Condition
 
 #: A thread that waits for another one to take its records looks this often whether the epoch was left, in seconds.
 _TURN_S = 0.2
@@ -40,7 +40,7 @@ class RingReader(Source):
         base: int = 0,
     ) -> None:
         super().__init__(context, work)
-        self._turn = threading.Condition()  # guards those below: threads take records one after the other
+        self._turn = Condition()  # guards those below: threads take records one after the other
         self._next_step = 0  # the one whose records are taken next
         self._decoded: set[int] = set()  # ticks that wait for earlier ones to be released
         self._next_release = 0

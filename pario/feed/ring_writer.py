@@ -29,7 +29,7 @@ from pario.options import READ_BYTES
 from pario.plan.coalesce import Reads, coalesce
 from pario.plan.stream import Work
 from pario.records import Records
-from pario.threads import start_thread
+from pario.threads import Condition, start_thread
 
 #: Of the wanted pages, what may be read along where a selection leaves out neighbours: a request costs more than a few
 #: pages. (Half of 8 KB records, at random, from a store that answers in 20 ms: 1 % 1.53 s, 100 % 0.63 s.)
@@ -58,7 +58,7 @@ class InFlight:
     """The groups of a writer that are under way, until they are published."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._count = 0
 
     def begin(self) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from pario.errors import ClosedError, ParioError
 from pario.fetch.base import Fetcher
-from pario.threads import Workers, at_end
+from pario.threads import Call, Workers, at_end
 from pario.tune.depth import Depth
 from pario.tune.knobs import Knob
 
@@ -256,18 +256,9 @@ class ReadPool:
         if len(reads) <= 1:
             self.fetcher.read(reads, out, starts)
             return
-        finished = threading.Event()
-        errors: list[BaseException] = []
-
-        def done(error: BaseException | None, seconds: float) -> None:
-            if error is not None:
-                errors.append(error)
-            finished.set()
-
-        self.submit(reads, out, starts, done)
-        finished.wait()
-        if errors:
-            raise errors[0]
+        finished = Call()
+        self.submit(reads, out, starts, lambda error, _seconds: finished.set_exception(error))
+        finished.result()
 
     def close(self, limit_s: float = math.inf) -> bool:
         """Finish queued jobs, then end the threads; accepts no more jobs. The fetcher stays open.

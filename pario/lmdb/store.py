@@ -8,7 +8,7 @@ import sys
 import time
 from array import array
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -396,7 +396,8 @@ def _settle(tasks: Sequence[Future[int]]) -> None:
     raised: BaseException | None = None
     while not all(task.done() for task in tasks):
         try:
-            wait(tasks)
+            for task in tasks:
+                task.exception()
         except BaseException as e:
             raised = e
     if raised is not None:

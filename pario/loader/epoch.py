@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, Future, TimeoutError, wait
+from concurrent.futures import CancelledError, Future, TimeoutError
 from contextlib import suppress
 
 from pario.errors import ClosedError, ParioError
@@ -185,7 +185,8 @@ class Epoch(Iterator[Batch]):
         while (not_done := [f for f in self._under_way if not f.done()]) and time.monotonic() < end:
             # Repeatedly: a thread may have tested `_ended` just before, and fall asleep just after a wake.
             self._source.wake()
-            wait(not_done, timeout=0.01)
+            with suppress(TimeoutError):
+                not_done[0].exception(0.01)
         if self._taking.acquire(blocking=False):  # else the thread that takes a batch still looks at them
             self._under_way.clear()
             self._ready.clear()

@@ -11,12 +11,12 @@ knows at once when it may go on, and waits for the time alone, not for those bef
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pario.text import decimal_bytes
+from pario.threads import Condition
 
 #: (bytes/s, operations/s); None: no limit
 Rates = tuple[float | None, float | None]
@@ -89,10 +89,10 @@ class Bucket:
         *,
         held_up: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
-        wait: Callable[[threading.Condition, float], object] = threading.Condition.wait,
+        wait: Callable[[Condition, float], object] = Condition.wait,
     ) -> None:
         self._clock, self._wait, self._held_up = clock, wait, held_up
-        self._changed = threading.Condition()  # a signal's handler, or the garbage collector, may come where it is held
+        self._changed = Condition()  # a signal's handler, or the garbage collector, may come where it is held
         now = clock()
         self.rates = rates
         self._tokens = [Tokens(rate, now) for rate in rates]

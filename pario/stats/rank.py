@@ -49,7 +49,7 @@ class RankStats:
     # seconds of the reading thread, on ranks that read (with a synchronous recipe they are part of `share`)
     locate: float = 0.0  # which records, their extents, which reads
     turn: float = 0.0  # waiting for a slot of the ring, or for this rank's turn to read
-    read: float = 0.0  # with at least one read in flight
+    read: float = 0.0  # with at least one read in flight, also between loops, for the next one
     check: float = 0.0  # snapshot and page headers
     reading: float = 0.0  # sum over all reads of the time that each was in flight, or held
     held: float = 0.0  # of this process: sum over all reads of the time that each waited for the control plane's share

@@ -166,5 +166,5 @@ def _row(name: str, r: RankStats, lost: float, read_by: float, in_flight: float)
     )
     if not r.reader:
         return (*own, "", "", "", "", "")
-    busy, idle = share(r.read, read_by), share(r.turn, read_by)
+    busy, idle = share(min(r.read, read_by), read_by), share(r.turn, read_by)  # some reads are between loops
     return (*own, decimal_bytes(r.bytes_read), f"{r.reads:,}", busy, f"{in_flight:.1f}", idle)

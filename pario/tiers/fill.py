@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pario.errors import ClosedError
 from pario.fetch.pool import ReadPool
 from pario.stats.rank import RankStats
+from pario.threads import Condition
 from pario.tiers.base import AnyTier
 from pario.tiers.staged import ASKERS, StagedFetcher
 
@@ -34,7 +35,7 @@ class Filler:
     ) -> None:
         self._staged, self._tier = staged, tier
         self._order, self._failed, self._stats = order, failed, stats
-        self._turn = threading.Condition()  # guards the order and those below
+        self._turn = Condition()  # guards the order and those below
         self._mine, self._others = deque[int](), deque[int]()  # taken out of it for threads of the other sort
         self._under_way = 0
         self._stopped = self._is_last = False

@@ -21,6 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -29,7 +30,7 @@ import numpy as np
 
 from pario.machine import open_files
 from pario.plan.placement import Placement
-from pario.threads import Lane, Workers
+from pario.threads import Call, Lane, Workers
 from pario.tiers.grid import Grid
 from pario.wire.client import Address, Answer, Client, DamagedError
 from pario.wire.frames import Word
@@ -84,11 +85,11 @@ class _Call:
     def __init__(self, extents: np.ndarray, out: np.ndarray, starts: np.ndarray) -> None:
         self.extents, self.out, self.starts = extents, memoryview(out), starts
         self.found = np.zeros(len(extents), bool)
-        self.done = threading.Event()
+        self.done = Call()
         self.news = time.monotonic()
         self._under_way = len(extents)
         if not self._under_way:
-            self.done.set()
+            self.done.set_result(None)
         self._lock = threading.Lock()
 
     def finished(self, which: np.ndarray, *, found: bool) -> None:
@@ -96,8 +97,8 @@ class _Call:
         with self._lock:
             self.found[which] = found
             self._under_way -= len(which)
-            if not self._under_way:
-                self.done.set()
+            if not self._under_way and not self.done.done():
+                self.done.set_result(None)
 
     def views(self, which: np.ndarray) -> list[memoryview]:
         """The memory of these extents."""
@@ -206,9 +207,10 @@ class Peers:
             lines |= self._send_on(call, np.flatnonzero(way == number), whom)
         self._start(lines)
         try:
-            call.done.wait()
+            call.done.result()
         except BaseException:  # a signal: nobody must write to this memory when the caller uses it for other things
-            call.done.wait(2 * LIMIT_S)
+            with suppress(TimeoutError):
+                call.done.result(2 * LIMIT_S)
             raise
         return call.found
 
