@@ -213,8 +213,7 @@ def measure(bench: Bench, cell: Cell, running: dict[str, Running]) -> None:
     ready = set()  # open, and warmed up
     with opened(cell, path) as folder:
         for k in range(bench.rounds):
-            begin = k % len(taking)  # what one leaves behind, such as threads that spin, meets another one each round
-            for variant in taking[begin:] + taking[:begin]:
+            for variant in taking[k % len(taking) :] + taking[: k % len(taking)]:  # another one begins each round
                 turns = held.setdefault(variant.key, [])
                 error = f"{cell.name}/{variant.key}"
                 if len(turns) > k or bench.late() or error in bench.found["errors"]:
