@@ -57,6 +57,8 @@ def start_thread(
     try:
         thread.start()
     except (RuntimeError, MemoryError) as e:
+        if isinstance(e.__context__, KeyboardInterrupt):  # `start` waits by Python's own `Condition`: see below
+            raise e.__context__ from None
         raise _refused(name) from e
     return thread
 
@@ -127,12 +129,16 @@ os.register_at_fork(after_in_child=_forked)
 
 
 class Condition(threading.Condition):
-    """`threading.Condition` that Ctrl-C may end at any moment by KeyboardInterrupt. Just after `wait` has released the
-    lock, Python's own would release it once more at the end of the `with`, and raise RuntimeError instead."""
+    """`threading.Condition` whose `wait` always comes back with the lock. If Ctrl-C comes just after Python's own has
+    released it, or before it takes it again, the end of the `with` raises RuntimeError instead."""
 
-    def __exit__(self, *error: Any) -> None:
-        with suppress(RuntimeError):
-            super().__exit__(*error)
+    def wait(self, timeout: float | None = None) -> bool:
+        try:
+            return super().wait(timeout)
+        except BaseException:
+            if not self._is_owned():  # type: ignore[attr-defined]
+                self.acquire()
+            raise
 
 
 class Call(Future[Any]):
@@ -286,9 +292,8 @@ class Workers(AnyWorkers):
             self._cancelled = self._cancelled or cancel
             threads, self._threads = self._threads, []
         end = time.monotonic() + limit_s
-        for thread in threads:
-            if thread is threading.current_thread():  # the garbage collector runs `__del__` in any thread
-                continue
+        # The garbage collector runs `__del__` in any thread.
+        for thread in [each for each in threads if each is not threading.current_thread()]:
             thread.join(max(0.0, min(end - time.monotonic(), threading.TIMEOUT_MAX)))
         return not any(thread.is_alive() for thread in threads)
 

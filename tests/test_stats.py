@@ -243,13 +243,13 @@ def test_a_rank_alone() -> None:
     text = str(Report("/x", [rank(1, share=6.4, decode=3)], of=4))
     assert "this rank alone, of 4: report(all_ranks=True)" in text
     assert "all_ranks" not in str(Report("/x", [rank(0)], of=1))
+    assert Report("/x", [rank(1)], of=4).since(Report("/x", [rank(1)], of=4)).of == 4
 
 
 def test_no_more_than_all_of_the_loops_was_reading() -> None:
     """Where it went on between two of them."""
     assert "120" not in (said := str(Report("/x", [reader(0, read=12)])))
     assert "100.0%" in said
-    assert Report("/x", [rank(1)], of=4).since(Report("/x", [rank(1)], of=4)).of == 4
 
 
 def test_no_sentence_where_nothing_stalled() -> None:

@@ -224,14 +224,17 @@ def test_ctrl_c_at_any_moment_leaves_a_lane_that_ends(monkeypatch: pytest.Monkey
 
 
 def waits_for_a_call() -> None:
-    with pytest.raises(TimeoutError):
+    with pytest.raises(concurrent.futures.TimeoutError):
         Call().result(1e-3)
 
 
 def waits_for_a_condition() -> None:
     condition = Condition()
     with condition:
-        assert not condition.wait(1e-3)
+        try:
+            assert not condition.wait(1e-3)
+        finally:
+            condition.notify_all()
 
 
 @pytest.mark.parametrize("waits", [waits_for_a_call, waits_for_a_condition])
@@ -259,6 +262,19 @@ def test_ctrl_c_at_any_moment_ends_a_wait_as_such(waits: Callable[[], None]) -> 
             sys.settrace(before)
         break
     assert line > 10
+
+
+def test_ctrl_c_while_a_thread_begins_is_no_refused_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(thread: threading.Thread) -> None:
+        """As Python's own, where Ctrl-C comes when its wait has just released the lock."""
+        lock = threading.Lock()
+        with lock:
+            lock.release()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(KeyboardInterrupt):
+        start_thread("test", lambda: None, stop=None)
 
 
 def test_a_lane_without_a_thread_is_an_error(granted, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -168,9 +168,9 @@ def serve(folder: str | None, tiers: str | None) -> int:
         )
     options = Options(tiers=read_tiers(tiers) if tiers is not None else None)
     allow_many_files()
-    end = threading.Event()
+    ends = queue.SimpleQueue[None]()  # an Event hangs if its `set` interrupts its `wait` where that holds the lock
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda *_: end.set())
+        signal.signal(number, lambda *_: ends.put(None))
     with get_world(None) as world:
         host = Host(folder, options, world)
     leave_mpi()  # services end one by one
@@ -179,7 +179,7 @@ def serve(folder: str | None, tiers: str | None) -> int:
     nodes = counted(world.nodes, "node")
     _say(f"{node_name()}: node {host.number} of {nodes}; jobs find it by  export PARIO_SERVICE={host.folder}")
     with closing(host):
-        end.wait()
+        ends.get()
         found = host.state()
     for each in found:
         _say(

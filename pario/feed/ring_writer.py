@@ -68,8 +68,7 @@ class InFlight:
     def end(self) -> None:
         with self._changed:
             self._count -= 1
-            if not self._count:
-                self._changed.notify_all()
+            self._changed.notify_all()
 
     def wait(self, limit_s: float = math.inf) -> bool:
         """Wait until there are none, at most this long; returns whether there are none."""

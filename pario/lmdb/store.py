@@ -397,7 +397,8 @@ def _settle(tasks: Sequence[Future[int]]) -> None:
     while not all(task.done() for task in tasks):
         try:
             for task in tasks:
-                task.exception()
+                if not task.cancelled():
+                    task.exception()
         except BaseException as e:
             raised = e
     if raised is not None:

@@ -162,14 +162,13 @@ class Epoch(Iterator[Batch]):
     def _awaited(self) -> list[Parts]:
         """What is in preparation next, when it is there."""
         future = self._under_way[0]  # it stays in the queue, so that end() wakes it
-        while True:
+        while not future.done():
             self._lifetime.check()
             # Other threads call no MPI, so this thread listens for other nodes while they work.
             with suppress(TimeoutError):
                 future.exception(self._alive_seconds)  # waits in fewer steps than `wait`
-            if future.done():
-                self._under_way.popleft()
-                return future.result()
+        self._under_way.popleft()
+        return future.result()
 
     def _check_ahead(self) -> None:
         self._lifetime.check_node()
@@ -185,7 +184,7 @@ class Epoch(Iterator[Batch]):
         while (not_done := [f for f in self._under_way if not f.done()]) and time.monotonic() < end:
             # Repeatedly: a thread may have tested `_ended` just before, and fall asleep just after a wake.
             self._source.wake()
-            with suppress(TimeoutError):
+            with suppress(TimeoutError, CancelledError):
                 not_done[0].exception(0.01)
         if self._taking.acquire(blocking=False):  # else the thread that takes a batch still looks at them
             self._under_way.clear()

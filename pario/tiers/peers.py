@@ -21,7 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from concurrent.futures import wait
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -88,9 +88,8 @@ class _Call:
         self.done = Call()
         self.news = time.monotonic()
         self._under_way = len(extents)
-        if not self._under_way:
-            self.done.set_result(None)
         self._lock = threading.Lock()
+        self.finished(np.empty(0, np.int64), found=False)  # of none, all have come
 
     def finished(self, which: np.ndarray, *, found: bool) -> None:
         """which : i64[k], numbers of extents"""
@@ -209,8 +208,7 @@ class Peers:
         try:
             call.done.result()
         except BaseException:  # a signal: nobody must write to this memory when the caller uses it for other things
-            with suppress(TimeoutError):
-                call.done.result(2 * LIMIT_S)
+            wait([call.done], 2 * LIMIT_S)
             raise
         return call.found
 
