@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -56,27 +57,12 @@ class Buffers:
 Shapes = Mapping[str, tuple[tuple[int, ...], np.dtype]]
 
 
-class _Lease:
-    """Owns one block for as long as any array made from it lives.
-
-    Every view of the arrays keeps the root array alive, and the root's `base` is this object: it is deleted when the
-    user's last reference is gone. Reference counts of the arrays would tell the same in CPython 3.10, but later
-    versions count local variables differently.
-    """
-
-    __slots__ = ("__array_interface__", "_block", "_home")
-
-    def __init__(self, block: np.ndarray, home: BatchBuffers) -> None:
-        self._block = block
-        self._home = home
-        self.__array_interface__ = block.__array_interface__
-
-    def __del__(self) -> None:
-        self._home._returned.append(self._block)
-
-
 class BatchBuffers:
     """Blocks of memory for the arrays of a batch.
+
+    The arrays are views of one array, which they keep alive and nobody else: its end tells that the user's last
+    reference is gone. (A method of a deque hears of it, no `__del__` of ours: Ctrl-C would be lost in that. Reference
+    counts tell the same in CPython 3.10, but later versions count local variables differently.)
 
     held_bytes : limit of all blocks together, in use or waiting for reuse. `take` raises HeldBatchesError if the blocks
         that the user refers to would exceed it alone.
@@ -88,7 +74,8 @@ class BatchBuffers:
     def __init__(self, held_bytes: int, lead: int = 0) -> None:
         self.held_bytes, self._lead = held_bytes, lead
         self.allocate: Callable[[int], np.ndarray] = lambda nbytes: np.empty(nbytes, np.uint8)
-        self._returned: deque[np.ndarray] = deque()  # any thread that drops the last reference appends here
+        self._lent: dict[int, tuple[weakref.ref[np.ndarray], np.ndarray]] = {}  # by the id of what tells of its end
+        self._returned: deque[weakref.ref[np.ndarray]] = deque()  # by the thread that drops the last reference
         self._free: list[np.ndarray] = []
         self._allocated = 0
         self._lock = threading.Lock()
@@ -109,7 +96,10 @@ class BatchBuffers:
                     places[name] = total + self._lead
                     total += -(-(dtype.itemsize * prod(shape) + self._lead) // _ALIGN) * _ALIGN
             self._layout = dict(shapes), places, total
-        root = np.asarray(_Lease(self._block(total), self))
+        block = self._block(total)
+        root = np.frombuffer(memoryview(block), np.uint8)
+        end = weakref.ref(root, self._returned.append)
+        self._lent[id(end)] = end, block
         return {  # in the decoder's order, which `x, y = batch` has
             name: np.ndarray(*each, root, places[name]) if name in places else np.empty(*each)
             for name, each in shapes.items()
@@ -118,7 +108,7 @@ class BatchBuffers:
     def _block(self, nbytes: int) -> np.ndarray:
         with self._lock:
             while self._returned:
-                self._free.append(self._returned.popleft())
+                self._free.append(self._lent.pop(id(self._returned.popleft()))[1])
             best, most = -1, 4 * nbytes + 4096
             for i, block in enumerate(self._free):
                 # Of those of one size the one that came back last: a core's cache may still hold it.

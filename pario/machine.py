@@ -9,7 +9,7 @@ import re
 import resource
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import cache
 from typing import Any, BinaryIO, NamedTuple
 
@@ -133,7 +133,8 @@ def memory(*, swap: bool = False) -> tuple[int, int]:
 
     swap : also by swapping, as far as the machine goes
     """
-    return MemoryGauge().read(swap)
+    with closing(MemoryGauge()) as gauge:
+        return gauge.read(swap)
 
 
 class MemoryGauge:
@@ -178,9 +179,11 @@ class MemoryGauge:
         except OSError:
             return []
 
-    def __del__(self, close: Any = os.close) -> None:  # at the interpreter's end `os` has gone
-        for fd in self._files:
-            close(fd)
+    def close(self, close: Any = os.close) -> None:  # at the interpreter's end `os` has gone
+        while self._files:
+            close(self._files.pop())
+
+    __del__ = close
 
 
 def _meminfo(found: list[str] | None = None) -> dict[str, int]:
