@@ -44,8 +44,7 @@ class Meeting:
         self._knobs = knobs
         self._metrics_file = metrics_file and absolute(os.path.expanduser(metrics_file))
         self._loop_since: tuple[float, float] | None = None
-        #: (epoch, complete, the counters then) of a loop that is not in the log yet
-        self._ended: tuple[int, bool, RankStats] | None = None
+        self._ended: tuple[int, bool] | None = None  # (epoch, complete) of a loop that is not in the log yet
         self._told = RankStats()  # the counters when the last loop was told
         self._held_before = LimitedFetcher.waited_s
 
@@ -74,7 +73,7 @@ class Meeting:
         now = self.so_far()
         self._stats.loop, self._stats.compiled = now.loop, now.compiled
         self._loop_since = None
-        self._ended = (epoch, complete, now)
+        self._ended = (epoch, complete)
 
     def so_far(self) -> RankStats:
         """This rank's counters, including the running loop."""
@@ -112,9 +111,10 @@ class Meeting:
                 )
                 raise self._world.raised_by_all(error)
         if has_ended:
-            before, self._told = self._told, self.so_far() if ended is None else ended[2]
+            now = self.so_far()
+            loop, self._told = now - self._told, now
             if tells:
-                self._gather(self._told, self._told - before, ended)
+                self._gather(now, loop, ended)
         ways: dict[int, tuple[str, bool]] = {}
         for _, node, theirs, *_ in everyones:
             ways[node] = max(theirs, ways.get(node, theirs))
@@ -130,7 +130,7 @@ class Meeting:
         everyones = self._world.allgather(list(vars(self.so_far()).values()))
         return Report(self._path, [RankStats(*numbers) for numbers in everyones])
 
-    def _gather(self, now: RankStats, loop: RankStats, ended: tuple[int, bool, RankStats] | None) -> None:
+    def _gather(self, now: RankStats, loop: RankStats, ended: tuple[int, bool] | None) -> None:
         """Log the loop that has ended, and write the metrics; on rank 0. Collective."""
         mine = pickle.dumps([list(vars(each).values()) for each in (now, loop)])
         pickled = self._world.gather_array(np.frombuffer(mine, np.uint8))
@@ -142,7 +142,7 @@ class Meeting:
         parts = io.BytesIO(pickled.tobytes())
         both = zip(*(pickle.load(parts) for _ in range(self._world.size)), strict=True)
         report, of_loop = (Report(self._path, [RankStats(*each) for each in ranks]) for ranks in both)
-        epoch, complete, _ = ended
+        epoch, complete = ended
         if _log.isEnabledFor(logging.INFO):
             _log.info("epoch %d%s: %s", epoch, "" if complete else ", left early", of_loop.line(complete=complete))
         if self._metrics_file is not None:
