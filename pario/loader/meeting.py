@@ -126,8 +126,9 @@ class Meeting:
 
         if not all_ranks:
             return Report(self._path, [self.so_far()], of=self._world.size)
-        self.meet("report")
-        everyones = self._world.allgather(list(vars(self.so_far()).values()))
+        before, _ = self._told, self.meet("report")
+        now = self.so_far() if self._told is before else self._told  # as the log has just said it
+        everyones = self._world.allgather(list(vars(now).values()))
         return Report(self._path, [RankStats(*numbers) for numbers in everyones])
 
     def _gather(self, now: RankStats, loop: RankStats, ended: tuple[int, bool] | None) -> None:
