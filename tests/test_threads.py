@@ -239,7 +239,7 @@ def waits_for_a_condition() -> None:
 
 @pytest.mark.parametrize("waits", [waits_for_a_call, waits_for_a_condition])
 def test_ctrl_c_at_any_moment_ends_a_wait_as_such(waits: Callable[[], None]) -> None:
-    """Before each line that Python's own modules run for it. (Of theirs, one line makes this a RuntimeError.)"""
+    """Before each line that Python's own modules run for it. (Of theirs, some make this a RuntimeError.)"""
     files = {threading.__file__, inspect.getfile(concurrent.futures.Future)}
     left = 0
 
